@@ -1,7 +1,8 @@
 """Measures how long a launcher takes for workers that do nothing: two times
 `true`, from the start of the command to its end. Ours and torchrun
 alternate. And how long many workers take to start, what the rendezvous of many
-nodes costs our agents (rendezvous.cpp), and how a job recovers (recovery.py)."""
+nodes costs our agents (rendezvous.cpp), how a job recovers (recovery.py), and
+whether it goes on while the network is cut (cuts.py)."""
 
 import json
 import pathlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import cuts
 import recovery
 from processes import Failure, RANKS
 
@@ -75,8 +77,9 @@ def measure(build, rounds, quick, progress):
         recoveries.append(recovery.measure_round(launchers, worker, quick))
     progress("launch: rendezvous")
     agents = measure_rendezvous(build, AGENTS[:1] if quick else AGENTS)
+    cut = cuts.measure(launchers, quick, progress)
     progress("")
-    return {**summarise(figures), "rendezvous": agents,
+    return {**summarise(figures), "rendezvous": agents, "cuts": cut,
             "many": {"workers": MANY, "ms": statistics.median(many_ms),
                      "round_ms": many_ms},
             "recovery": {side: {"ms": statistics.median(values),
@@ -138,7 +141,7 @@ def targets(results):
             rows.append((f"rendezvous of {MEETING} agents: ms of a processor",
                          MEETING_TARGET_MS, one["cpu_ms"],
                          one["cpu_ms"] <= MEETING_TARGET_MS))
-    return rows
+    return rows + cuts.targets(results["cuts"])
 
 
 def table(results):
@@ -160,6 +163,7 @@ def table(results):
         rows.append(f"| {one['agents']} | {one['plan_ms']:.0f} ms | "
                     f"{one['cpu_ms']:.0f} ms | "
                     f"{one['cpu_ms'] / one['agents']:.1f} ms |")
+    rows += ["", *cuts.table(results["cuts"])]
     rows += ["", "| to be reached | target | measured | |",
              "| --- | ---: | ---: | --- |"]
     rows += [f"| {name} | {target} | {value:.1f} | "

@@ -174,7 +174,7 @@ void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
       texts.join_timeout +
       "], timeout=SECONDS for the store alone, is_host=true|false, "
       "keep_alive_interval=SECONDS [5], keep_alive_max_attempt=NUMBER of them "
-      "that may be missed [3], " +
+      "that may be missed [6], " +
       texts.more_conf + "store_type=tcp; separated by commas";
   add("--rdzv-conf", arguments.rdzv_conf, conf.c_str());
   add("--rdzv-id", arguments.rdzv_id,

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -61,6 +63,12 @@ class AgentStore {
     static_cast<void>(deadline);
     return nullptr;
   }
+  // Whether this kind of store knows its agents (Rejoining::agent).
+  virtual bool knows_agents() const { return false; }
+  // Returns, on the host of a store that knows its agents, those whose
+  // connection is open, or broke in such a way that the agent may live and
+  // rejoin.
+  virtual std::set<std::string> agents() { return {}; }
 };
 
 // The connection to the store's host is broken, or was never made.
@@ -75,6 +83,26 @@ class AgentStoreRefused : public AgentStoreError {
   using AgentStoreError::AgentStoreError;
 };
 
+// How an agent rejoins the store if its connection breaks while both hosts
+// live. An operation under way then blocks, and goes on once the agent has
+// connected again; it is done once. The store's client asks and tells in the
+// thread that called the operation:
+//
+//   whole --connection breaks--> broken --connected again--> whole
+//                                  |
+//                                  +--given_up(), the store's process has
+//                                     ended, or its host does not know the
+//                                     agent--> AgentStoreError
+struct Rejoining {
+  std::string agent{};  // distinguishes this agent from all others
+  // Asked before each try.
+  std::function<bool()> given_up{};
+  // Called when the first try has failed, and when the agent is back after
+  // that.
+  std::function<void()> broken{};
+  std::function<void()> back{};
+};
+
 // How an AgentStore reaches its host.
 struct AgentStoreAddress {
   std::string host{};  // a numeric address
@@ -86,6 +114,8 @@ struct AgentStoreAddress {
   // What all agents of the job know, and prove to each other to know; nothing:
   // they prove nothing.
   std::optional<std::string> secret{};
+  // Nothing: a connection that breaks is lost. Only our own store can do more.
+  std::optional<Rejoining> rejoining{};
 };
 
 // The function that a store module exports, with C linkage, as

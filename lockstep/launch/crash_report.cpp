@@ -67,6 +67,7 @@ std::string section(const WorkerFailure& failure, bool& more) {
   if (!failure.error.message.empty()) {
     text += "  " + failure.error.message + "\n";
   }
+  if (!failure.named_by.empty()) text += "  " + failure.named_by + "\n";
   if (!failure.stack.empty()) {
     more = true;
     text += "  stack of the thread that failed:\n";

@@ -29,10 +29,8 @@ constexpr milliseconds kLookForOthers{3000};
 // How long the host of the store stays for nodes that have not departed, and,
 // if one has declined, for those that have yet to come.
 constexpr milliseconds kDepartAllowance{5000};
-// How long another host may acknowledge nothing. Its kernel acknowledges even
-// while its agent is stopped, so this can be short. With NodeProtocol's
-// interval between two looks, a dead host is given up within 3 s.
-constexpr milliseconds kDeadHostAllowance{2500};
+// After this time of it the user is told.
+constexpr milliseconds kLongDeparture{2000};
 // How long a member that is ending waits for an answer.
 constexpr milliseconds kLastAnswerAllowance{3000};
 // How often a member that is ending shuts a connection that does not answer.
@@ -117,6 +115,8 @@ class NotingStore : public AgentStore {
     noted_();
     return line;
   }
+  bool knows_agents() const override { return store_->knows_agents(); }
+  std::set<std::string> agents() override { return store_->agents(); }
 
  private:
   std::unique_ptr<AgentStore> store_;
@@ -128,7 +128,7 @@ class NotingStore : public AgentStore {
 JobMember::JobMember(JobMemberOptions options)
     : options_(std::move(options)),
       endpoints_(all_endpoints(options_)),
-      connector_(noting(options_.store)),
+      connector_(rejoining(noting(options_.store))),
       event_fd_(open_event()),
       wake_fd_(open_event()),
       thread_([this] { work(); }) {}
@@ -145,6 +145,45 @@ StoreConnectorOptions JobMember::noting(StoreConnectorOptions options) {
   return options;
 }
 
+// Returns `options` for a store that this agent rejoins if its connection
+// breaks.
+StoreConnectorOptions JobMember::rejoining(StoreConnectorOptions options) {
+  options.rejoining = Rejoining{
+      .agent = options_.node.id,
+      .given_up = [this] { return was_silent_ || ends_anyway_; },
+      .broken = [this] { tell_of_link(/*broken=*/true); },
+      .back = [this] { tell_of_link(/*broken=*/false); }};
+  return options;
+}
+
+void JobMember::tell_of_link(bool broken) {
+  const auto now = Clock::now();
+  if (broken) {
+    broken_since_ = now;
+    post(Notice{"no contact with " + name_store() +
+                ": the workers go on, and this node counts as lost if it is "
+                "not back within " +
+                seconds_text(options_.node.keep_alive.allowance())});
+  } else {
+    const auto time = std::chrono::round<std::chrono::seconds>(
+        now - broken_since_.value_or(now));
+    post(Notice{"contact with " + name_store() + " is back after " +
+                seconds_text(time)});
+  }
+}
+
+// Returns "node 0 (its host), which hosts the agents' store at its:29500".
+std::string JobMember::name_store() const {
+  const std::string store =
+      "the agents' store at " + connector_.endpoint().text();
+  return store_host_.empty() ? store : store_host_ + ", which hosts " + store;
+}
+
+// Makes what waits for an answer of the store fail.
+void JobMember::shut_store() {
+  shut_connections_to(connector_.endpoint().port);
+}
+
 JobMember::~JobMember() {
   std::unique_lock lock(mutex_);
   stop_ = true;
@@ -159,7 +198,8 @@ JobMember::~JobMember() {
       answer = Deadline::after(kLastAnswerAllowance);
     }
     if (deadline.expired() || answer.expired()) {
-      shut_connections_to(connector_.endpoint().port);
+      ends_anyway_ = true;
+      shut_store();
     }
   }
   lock.unlock();
@@ -178,14 +218,14 @@ void JobMember::shut_if_silent() {
   const std::lock_guard lock(mutex_);
   if (!ended_ && is_silent()) {
     was_silent_ = true;
-    shut_connections_to(connector_.endpoint().port);
+    shut_store();
   }
 }
 
 std::optional<JobEvent> JobMember::take_event() {
   const std::lock_guard lock(mutex_);
   if (events_.empty()) {
-    make_unreadable(event_fd_);
+    if (!ended_) make_unreadable(event_fd_);
     return std::nullopt;
   }
   JobEvent event = std::move(events_.front());
@@ -206,8 +246,10 @@ void JobMember::report_success() {
   queue_for_store([](NodeProtocol& protocol) { protocol.report_success(); });
 }
 
-void JobMember::ask_for_cause() {
-  queue_for_store([](NodeProtocol& protocol) { protocol.ask_for_cause(); });
+void JobMember::ask_for_cause(NamedRanks named) {
+  queue_for_store([named = std::move(named)](NodeProtocol& protocol) {
+    protocol.ask_for_cause(named);
+  });
 }
 
 void JobMember::report_snapshot() {
@@ -318,6 +360,9 @@ void JobMember::work() noexcept {
         if (!moved) depart(*protocol, opened->hosted);
       } catch (const AgentStoreError& error) {
         moved = !ended && move_on(*protocol, error);
+      } catch (const RankTaken& error) {
+        join_again(*protocol, error.what());
+        moved = true;
       }
       protocol.reset();  // it refers to the store
     }
@@ -328,20 +373,37 @@ void JobMember::work() noexcept {
   }
   const std::lock_guard lock(mutex_);
   ended_ = true;
+  make_readable(event_fd_);
   changed_.notify_all();
 }
 
-// Tells of the loss of the store. Returns whether the job goes on at another.
+bool JobMember::departed() {
+  const std::lock_guard lock(mutex_);
+  return ended_ && events_.empty();
+}
+
+// Tells of the loss of the store. Returns whether the job goes on at another,
+// or at this one once it can be reached again.
 bool JobMember::move_on(const NodeProtocol& protocol,
                         const AgentStoreError& error) {
-  if (!may_move() || stopping()) {
-    post_end(kSystemError, describe_lost_store(error));
-    return false;
-  }
   Verdict verdict;
   verdict.text = describe_lost_store(error);
+  if (stopping() || (!may_move() && !was_silent_)) {
+    post_end(kSystemError, verdict.text);
+    return false;
+  }
   return move(protocol, std::move(verdict),
               (endpoint_ + 1) % endpoints_.size());
+}
+
+// This node was given up as lost, and another one has its rank. It joins the
+// same store again, with another rank.
+void JobMember::join_again(const NodeProtocol& protocol,
+                           const std::string& why) {
+  post(Notice{why + "; it joins again with another one"});
+  options_.node.earlier = protocol.earlier();
+  options_.node.run_id = protocol.run_id();
+  go_to(endpoint_);
 }
 
 bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
@@ -354,7 +416,9 @@ bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
   verdict.changes = earlier.changes;
   verdict.moves = !verdict.ends_job(limits());
   if (verdict.moves) {
-    verdict.text += "; the nodes meet at " + endpoints_[endpoint].text();
+    verdict.text += may_move()
+                        ? "; the nodes meet at " + endpoints_[endpoint].text()
+                        : "; this node takes part again once it is in reach";
     options_.node.earlier = earlier;
     options_.node.run_id = protocol.run_id();
     go_to(endpoint);
@@ -367,8 +431,13 @@ bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
 void JobMember::go_to(size_t endpoint) {
   StoreConnectorOptions options = options_.store;
   options.endpoint = endpoints_[endpoint];
-  if (options_.node.earlier.count > 0) {
+  if (options_.node.earlier.count > 0 && may_move()) {
     options.is_host.reset();  // it was about the first endpoint
+    options.timeout = kConnectAllowance;  // then the next one is tried
+  } else if (options_.node.earlier.count > 0) {
+    options.is_host = false;
+    options.was_there = true;
+    options.timeout = options_.join_timeout;
   } else if (endpoint > 0) {
     // The job was there a moment ago; if it has ended, the next one begins at
     // the first endpoint.
@@ -377,7 +446,7 @@ void JobMember::go_to(size_t endpoint) {
   }
   const std::lock_guard lock(mutex_);
   endpoint_ = endpoint;
-  connector_ = StoreConnector(noting(std::move(options)));
+  connector_ = StoreConnector(rejoining(noting(std::move(options))));
   store_host_.clear();
 }
 
@@ -423,6 +492,7 @@ std::optional<OpenedStore> JobMember::join(
   };
   const auto notice = [this](const std::string& text) { post(Notice{text}); };
   const bool is_new = options_.node.earlier.count == 0;
+  bool told = false;
   if (is_new) {
     // The job may run already, and have moved.
     if (const auto at = find_other_store()) go_to(*at);
@@ -440,24 +510,40 @@ std::optional<OpenedStore> JobMember::join(
     try {
       opened = connector_.open(cancelled, notice);
     } catch (const AgentStoreError&) {
-      if (!is_new || endpoint_ == 0) throw;
-      go_back();
+      if (is_new ? endpoint_ == 0 : !may_move() || deadline.expired()) throw;
+      if (cancelled()) return std::nullopt;
+      if (is_new) {
+        go_back();
+        continue;
+      }
+      if (!std::exchange(told, true)) {
+        notice("looking for the other nodes at all endpoints, for at most " +
+               seconds_text(options_.join_timeout));
+      }
+      go_to((endpoint_ + 1) % endpoints_.size());
       continue;
     }
     // The job ended while this node paused, and its store with it.
     if (opened.hosted && had_no_place && !may_move()) {
       throw JobRefused(*had_no_place);
     }
-    const int port = connector_.endpoint().port;
-    break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;
     node.hosts_store = opened.hosted;
-    node.connection = new_connection(port, earlier);
-    protocol.emplace(*opened.store, node, [port] {
-      // Also handles connections that were accepted since.
-      break_connections_of_dead_hosts(port, kDeadHostAllowance);
-      return connections_accepted_at(port);
-    });
+    if (opened.store->knows_agents()) {
+      node.connection = node.id;
+      protocol.emplace(*opened.store, node,
+                       [store = opened.store.get()] { return store->agents(); });
+    } else {
+      const int port = connector_.endpoint().port;
+      const milliseconds allowed = keep_alive.allowance();
+      break_connections_of_dead_hosts(port, allowed);
+      node.connection = new_connection(port, earlier);
+      protocol.emplace(*opened.store, node, [port, allowed] {
+        // Also handles connections that were accepted since.
+        break_connections_of_dead_hosts(port, allowed);
+        return connections_accepted_at(port);
+      });
+    }
     try {
       if (options_.declines) {
         protocol->decline(*options_.declines);
@@ -543,25 +629,30 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
         // Its host may be stopped for as long as a node may be silent.
         plan->line = protocol.open_line(
             Deadline::after(options_.node.keep_alive.allowance()));
-        break_connections_of_dead_hosts(connector_.endpoint().port,
-                                        kDeadHostAllowance);
       }
       post(*plan);
     }
     if (protocol.take_exclusion()) {
       // It waits for as long as the job takes.
       round_deadline_.reset();
-      post(
-          Notice{"the job runs without this node, which takes part after the "
-                 "program's next snapshot, or after a time"});
+      post(Notice{"the job runs without this node, which takes part " +
+                  (protocol.may_grow()
+                       ? std::string(
+                             "after the program's next snapshot, or after a "
+                             "time")
+                       : "only if a worker fails and all start again: all " +
+                             std::to_string(*limits().membership_changes) +
+                             " membership changes are used "
+                             "(--max-membership-changes)")});
     }
-    if (protocol.take_question()) post(CauseWanted{});
+    if (auto named = protocol.take_question()) post(CauseWanted{*named});
     if (auto wait = protocol.take_wait()) post(NodesWait{*wait});
     if (auto verdict = protocol.take_verdict()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
       next_look = kLookForOthers;
       const bool ends = verdict->ends_job(limits());
+      signalled_ = verdict->kind == Verdict::Kind::signalled;
       post(std::move(*verdict));
       if (ends) return false;
     }
@@ -623,10 +714,25 @@ void JobMember::depart(NodeProtocol& protocol, bool hosted) {
     return leaves ? protocol.others_have_gone_on()
                   : protocol.others_have_departed();
   };
-  const Deadline deadline = Deadline::after(kDepartAllowance);
-  while (hosted && !may_end() && !deadline.expired()) {
+  // A node that is paused or cut off learns the verdict when it is back, unless
+  // it is lost: beat() finds that out. A signal is for all nodes, and whoever
+  // sent it waits.
+  const bool all_must_know =
+      protocol.job_ended() && !protocol.declined() && !signalled_;
+  const Deadline deadline = Deadline::after(
+      all_must_know ? options_.node.keep_alive.allowance() + kDepartAllowance
+                    : kDepartAllowance);
+  bool told = false;
+  while (hosted && !may_end() && !deadline.expired() && !ends_anyway_) {
     note_progress();
     protocol.beat(Clock::now());
+    if (auto notice = protocol.take_notice()) post(Notice{*notice});
+    if (all_must_know && !told && deadline.elapsed() > kLongDeparture) {
+      told = true;
+      post(Notice{"waiting until " + protocol.name_of_those_left() +
+                  " knows that the job has ended, for at most " +
+                  seconds_text(options_.node.keep_alive.allowance())});
+    }
     std::this_thread::sleep_for(kPollInterval);
   }
 }

@@ -53,7 +53,9 @@ struct Notice {
   std::string text{};
 };
 // A node asks whether a worker here was failing (ask_for_cause()).
-struct CauseWanted {};
+struct CauseWanted {
+  NamedRanks named{};
+};
 // Nodes wait until this node, which hosts the store, tells of a snapshot of the
 // program (report_snapshot()), or for a time.
 struct NodesWait {
@@ -69,18 +71,21 @@ using JobEvent =
 // nodes is queued; the thread writes it at once.
 //
 // The verdict that ends the job (Verdict::ends_job) is the last event. The
-// thread then departs; if it hosts the store, it stays for the others first,
-// for at most 5 s. If the store is lost, that is such a verdict too, unless
-// there is another endpoint: then the verdict says so (Verdict::moves), and
-// another `Joined` comes once this agent has joined there. While the agent is
-// joining, the store is tried again until `join_timeout`.
+// thread then departs; if it hosts the store, it stays first until the others
+// know the verdict or were lost. If the store is lost, that is such a verdict
+// too, unless the job may go on: at another endpoint, or, if there are restarts
+// left and the store was only out of reach, at the same one. Then the verdict
+// says so (Verdict::moves), and another `Joined` comes once this agent has
+// joined there. While the agent is joining, the store is tried again until
+// `join_timeout`.
 //
-// The connection to the store is broken by the kernel 2.5 s after the other
-// host has stopped acknowledging, and by shut_if_silent() if the thread gets no
-// answer for KeepAlive::allowance(), for example from an agent that is stopped.
-// No other code of this process may connect to the store's port. Each plan may
-// come with one connection more, for the workers (RoundPlan::line), which the
-// kernel breaks as it does the first one.
+// A connection to our own store that breaks is replaced by another one
+// (Rejoining, agent_store.h), and a line says so; nothing else changes. The
+// store counts as lost if the thread gets no answer for KeepAlive::allowance(),
+// because the network is cut or the other agent is stopped, which
+// shut_if_silent() looks at; or if its process has ended. No other code of this
+// process may connect to the store's port. Each plan may come with one
+// connection more, for the workers (RoundPlan::line).
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
@@ -98,10 +103,16 @@ class JobMember {
   // Whether the job goes on at another store if this one is lost.
   bool may_move() const { return endpoints_.size() > 1; }
 
-  // Readable while there are events.
+  // Whether the thread has ended, after the last event: the other nodes know
+  // how the job ended, or were lost.
+  bool departed();
+  // Does not wait for other nodes any more.
+  void leave_at_once() { ends_anyway_ = true; }
+
+  // Readable while there are events, and once departed().
   int event_fd() const { return event_fd_.get(); }
   std::optional<JobEvent> take_event();
-  // Shuts the connection to the store if the thread has had no answer for
+  // Gives the store up if the thread has had no answer for
   // KeepAlive::allowance(). Must be called every second: a longer gap counts as
   // a pause of this process, in which it could not have heard an answer.
   void shut_if_silent();
@@ -114,7 +125,7 @@ class JobMember {
   // Reports that every worker of this node has ended well.
   void report_success();
   // See NodeProtocol::ask_for_cause().
-  void ask_for_cause();
+  void ask_for_cause(NamedRanks named);
   // Answers NodesWait: a worker here has written a snapshot since.
   void report_snapshot();
   // Ends `round` with `verdict` unless the round has one already. The round's
@@ -127,6 +138,9 @@ class JobMember {
   using Clock = std::chrono::steady_clock;
 
   StoreConnectorOptions noting(StoreConnectorOptions options);
+  StoreConnectorOptions rejoining(StoreConnectorOptions options);
+  void tell_of_link(bool broken);
+  void shut_store();
   void work() noexcept;
   // Returns the first other endpoint at which there is a store of this job.
   std::optional<size_t> find_other_store();
@@ -135,6 +149,8 @@ class JobMember {
   bool move(const NodeProtocol& protocol, Verdict verdict, size_t endpoint);
   bool move_on(const NodeProtocol& protocol, const AgentStoreError& error);
   void go_to(size_t endpoint);
+  void join_again(const NodeProtocol& protocol, const std::string& why);
+  std::string name_store() const;
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
   // Returns whether the job goes on at another store.
@@ -172,8 +188,11 @@ class JobMember {
   uint64_t known_progress_ = 0;
   AwakeClock::Clock::duration silent_since_{};
   AwakeClock awake_{options_.node.keep_alive.longest_step()};
-  std::atomic<bool> was_silent_{false};  // so its connection was shut
-  std::string store_host_;               // for the message if the store is lost
+  std::atomic<bool> was_silent_{false};   // so the store was given up
+  std::atomic<bool> ends_anyway_{false};  // this member, without an answer
+  bool signalled_ = false;  // the last verdict
+  std::string store_host_;  // for the message if the store is lost
+  std::optional<Clock::time_point> broken_since_{};  // the connection
   std::optional<Deadline> round_deadline_;
 
   std::mutex mutex_;

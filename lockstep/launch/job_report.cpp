@@ -70,6 +70,7 @@ json failure_json(const WorkerFailure& failure, const std::string& host) {
           {"time", utc_text(failure.time())},
           {"seconds", static_cast<double>(failure.lifetime.count()) / 1000},
           {"message", failure.error.message},
+          {"named_by", failure.named_by},
           {"stack", failure.stack},
           {"logs", std::move(logs)}};
 }

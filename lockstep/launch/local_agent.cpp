@@ -44,7 +44,7 @@ constexpr milliseconds kSignalledConsoleIdle{2000};
 // How long an echo of a failure waits for its cause to become known; and how
 // long a worker that is the cause may take to end by itself, so that its exit
 // code is known, once another node asks.
-constexpr milliseconds kCauseAllowance{1500};
+constexpr milliseconds kCauseAllowance{2000};
 constexpr milliseconds kCauseEnds{500};
 // How often to look whether a worker has written a snapshot, while nodes wait
 // for one.
@@ -131,6 +131,7 @@ int LocalAgent::run(JobReport& outcome) {
   try {
     const int exit_code = run_rounds();
     end_standby();
+    await_departure();
     return exit_code;
   } catch (const std::exception& error) {
     end_standby();
@@ -146,6 +147,23 @@ int LocalAgent::run(JobReport& outcome) {
     }
     throw;
   }
+}
+
+// If this node hosts the store, the others learn from it how the job ended.
+void LocalAgent::await_departure() {
+  if (!job_ || !joined_ || !joined_->hosts_store || !verdict_ || ending() ||
+      !verdict_->ends_job(limits())) {
+    return;
+  }
+  departing_ = true;
+  while (!job_->departed() && !ending()) {
+    wait_for_event();
+    serve_guardian();
+    while (const auto event = job_->take_event()) {
+      if (const auto* news = std::get_if<Notice>(&*event)) report_(news->text);
+    }
+  }
+  job_->leave_at_once();
 }
 
 int LocalAgent::run_rounds() {
@@ -264,16 +282,13 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     // First: a worker may have ended in the group before it was this one.
     reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
     refill_standby();
-    if (look_for_causes_at_ && look_for_causes_at_->expired()) {
-      look_for_causes_at_.reset();
-      group_->look_for_causes();
-    }
+    look_for_causes();
     look_for_hangs();
     look_for_snapshot();
     if (group_->failed() && !stop_.kill_at) {
       failures_ = group_->failures();
       if (job_) {
-        if (only_echoes()) job_->ask_for_cause();
+        if (only_echoes()) job_->ask_for_cause(group_->named_ranks());
         propose_at_ =
             Deadline::after(may_be_echo() ? kCauseAllowance : milliseconds(0));
       }
@@ -365,11 +380,25 @@ void LocalAgent::await_verdict() {
       // A node that has not joined has no say in the verdict.
       if (!joined_ || deadline->expired()) return;
     }
+    // A worker that has ended well may have left while others needed it.
+    look_for_causes();
+    if (failures_.empty() && group_ && group_->failed() && !stop_.kill_at) {
+      failures_ = group_->failures();
+      propose_at_ = Deadline::after(milliseconds(0));
+    }
     propose_failure();
     wait_for_event();
     serve_guardian();
     serve_job();
   }
+}
+
+void LocalAgent::look_for_causes() {
+  if (!look_for_causes_at_ || !look_for_causes_at_->expired() || !group_) {
+    return;
+  }
+  look_for_causes_at_.reset();
+  group_->look_for_causes(named_);
 }
 
 void LocalAgent::propose_failure() {
@@ -410,7 +439,7 @@ std::string LocalAgent::describe_failure() {
   attempt.read_files();
   std::string text = verdict_->text;
   if (!failures_.empty() && is_own) {
-    text = describe(failures_, changes_.restarts, max_restarts);
+    text = describe(attempt.failures, changes_.restarts, max_restarts);
     attempt.crash_report = write_crash_report(attempt);
     if (!attempt.crash_report.empty()) {
       text += "\n  report: " + attempt.crash_report.string();
@@ -535,7 +564,7 @@ void LocalAgent::wait_for_event() {
     entries_.push_back({link_.commands.get(), POLLIN, 0});
   }
   // After this round's verdict, events belong to the next round.
-  const bool hears_job = job_ && !verdict_;
+  const bool hears_job = job_ && (!verdict_ || departing_);
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
   if (socket_) socket_->add_poll_entries(entries_);
@@ -550,7 +579,7 @@ void LocalAgent::wait_for_event() {
   };
   if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
   if (propose_at_) shorten_to(*propose_at_);
-  if (look_for_causes_at_ && running() > 0) shorten_to(*look_for_causes_at_);
+  if (look_for_causes_at_ && group_) shorten_to(*look_for_causes_at_);
   if (hangs_ && running() > 0 && !stop_.kill_at) {
     shorten_to(Deadline::after(hangs_->most_wait()));
   }
@@ -726,6 +755,7 @@ void LocalAgent::serve_job() {
             plan_ = news;
           } else if constexpr (std::is_same_v<News, CauseWanted>) {
             look_for_causes_at_ = Deadline::after(kCauseEnds);
+            named_ = news.named;
           } else if constexpr (std::is_same_v<News, NodesWait>) {
             waits_since_ns_ = steady_ns();
             report_(news.text);
@@ -950,7 +980,8 @@ Verdict LocalAgent::failed_verdict(
   // The exit code of a worker that was stopped while it failed would be
   // SIGTERM's, so this takes that of a worker that ended by itself.
   const auto ended_by_itself = std::ranges::find_if(
-      failures, [](const auto& one) { return !one.was_stopped; });
+      failures,
+      [](const auto& one) { return !one.was_stopped && one.exit_code != 0; });
   verdict.exit_code =
       ended_by_itself != failures.end() ? ended_by_itself->exit_code : 1;
   verdict.text = summary(failure);

@@ -100,6 +100,7 @@ class LocalAgent {
     bool given_up = false;
   };
 
+  void await_departure();
   int run_rounds();
   // Returns nothing if the job ended before the attempt began.
   std::optional<RoundPlan> form_round();
@@ -155,6 +156,7 @@ class LocalAgent {
   void enforce_deadline();
   void look_for_hangs();
   void look_for_snapshot();
+  void look_for_causes();
   void propose_failure();
   // Returns whether nothing but echoes is known of this node's failures.
   bool only_echoes() const;
@@ -194,6 +196,7 @@ class LocalAgent {
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
   bool leaves_ = false;  // at ending_signal_; the job goes on
+  bool departing_ = false;  // in await_departure()
 
   // What the nodes agreed on, once this node has joined the job.
   std::optional<Joined> joined_;
@@ -227,6 +230,7 @@ class LocalAgent {
   // When to look whether a worker of this node was failing before the one on
   // another node that asks.
   std::optional<Deadline> look_for_causes_at_{};
+  NamedRanks named_{};  // by that one
   std::optional<Verdict> verdict_;
 };
 

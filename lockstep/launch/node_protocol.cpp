@@ -17,11 +17,16 @@ using std::chrono::milliseconds;
 constexpr int kVersion = 3;
 // How often the host of the store looks for lost nodes.
 constexpr milliseconds kLookInterval{500};
+// How often a node shows that it lives, so that it is silent for hardly longer
+// than the network is cut; and for how long before the host tells of it.
+constexpr milliseconds kBeatInterval{1000};
+constexpr milliseconds kLongSilence{10'000};
 constexpr int kMostNodes = 65536;
 constexpr int kMostWorkers = 4096;
 constexpr int kMostArrivals = 1 << 30;
 constexpr int kMostRounds = 1'000'000'000;
 constexpr size_t kLongestText = 4000;
+constexpr size_t kMostNamed = 8;
 
 const std::string kPrefix = "lockstep/";
 const std::string kJob = kPrefix + "job";
@@ -211,10 +216,26 @@ Membership NodeProtocol::join() {
   claim_rank();
   if (self_.hosts_store) store_.set(kStoreHost, std::to_string(node_rank_));
   beat(Clock::now());
-  const Start start = current_round();
+  Start start = current_round();
+  if (start.round == self_.earlier.lost_round) end_lost_round(start);
   round_ = start.round;
   changes_ = next_changes_ = start.changes;
   return {node_rank_, run_id_, round_, changes_};
+}
+
+// This node was cut off for so long that it has ended its workers, but the
+// others have not given it up yet.
+void NodeProtocol::end_lost_round(Start& start) {
+  changes_ = start.changes;
+  Verdict verdict;
+  verdict.kind =
+      self_.elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
+  verdict.node_rank = node_rank_;
+  verdict.exit_code = kSystemError;
+  verdict.text = name_of(node_rank_) + " was lost: it had no contact for " +
+                 seconds_text(self_.keep_alive.allowance());
+  propose(start.round, verdict);
+  start = current_round();
 }
 
 void NodeProtocol::decline(const Verdict& verdict) {
@@ -288,6 +309,12 @@ void NodeProtocol::agree_on_job() {
   const int most_changes = job.number("max_membership_changes", -1, 1'000'000);
   first_round_ = job.number("first_round", 0, kMostRounds);
   run_id_ = job.text("run_id");
+  if (self_.earlier.count > 0 && self_.run_id &&
+      as_recorded(own_id) != run_id_) {
+    // The nodes of another job have met here since. They are not disturbed.
+    throw JobRefused("the job of the agent on " + me +
+                     " has ended, and another one is at its endpoint");
+  }
   const auto refuse_if = [&](bool differs, const std::string& option,
                              const std::string& mine,
                              const std::string& theirs) {
@@ -390,9 +417,12 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   const std::string where = key("node", node_rank_);
   const std::string holder = store_.set_if_absent(where, own_record());
   if (holder != own_record()) {
-    throw JobRefused("node " + std::to_string(node_rank_) + " (" + self_.host +
-                     ") was given up as lost, and an agent on " +
-                     Record(where, holder).text("host") + " has its rank");
+    const std::string reason =
+        "node " + std::to_string(node_rank_) + " (" + self_.host +
+        ") was given up as lost, and an agent on " +
+        Record(where, holder).text("host") + " has its rank";
+    if (!self_.node_rank) throw RankTaken(reason);
+    throw JobRefused(reason);
   }
   if (!self_.connection.empty()) {
     store_.set(key("connection", node_rank_), self_.connection);
@@ -505,7 +535,8 @@ EarlierRounds NodeProtocol::earlier() const {
           .changes = verdict_given_ ? next_changes_ : changes_,
           .nodes = last_nodes_,
           .last_place = last_place_,
-          .last_round = last_round_};
+          .last_round = last_round_,
+          .lost_round = runs() ? round_ : -1};
 }
 
 std::vector<int> NodeProtocol::absent_nodes() {
@@ -531,14 +562,29 @@ void NodeProtocol::report_snapshot() {
   next_look_ = {};
 }
 
-void NodeProtocol::ask_for_cause() {
+void NodeProtocol::ask_for_cause(const NamedRanks& named) {
+  json ranks = json::array();
+  for (const auto& [rank, text] : named) {
+    ranks.push_back({{"rank", rank}, {"text", text.substr(0, kLongestText)}});
+    if (ranks.size() == kMostNamed) break;
+  }
+  store_.set_if_absent(round_key(round_, "named"), dump(json{{"ranks", ranks}}));
   store_.add(round_key(round_, "questions"), 1);
 }
 
-bool NodeProtocol::take_question() {
-  if (question_given_ || verdict_given_ || !plan_given_) return false;
+std::optional<NamedRanks> NodeProtocol::take_question() {
+  if (question_given_ || verdict_given_ || !plan_given_) return std::nullopt;
   question_given_ = store_.add(round_key(round_, "questions"), 0) > 0;
-  return question_given_;
+  if (!question_given_) return std::nullopt;
+  NamedRanks named;
+  const std::string where = round_key(round_, "named");
+  if (const auto text = store_.get(where)) {
+    for (const Record& one : Record(where, *text).list("ranks")) {
+      named.emplace(one.number("rank", 0, kMostNodes * kMostWorkers),
+                    one.text("text"));
+    }
+  }
+  return named;
 }
 
 void NodeProtocol::propose(int round, const Verdict& verdict) {
@@ -581,7 +627,7 @@ void NodeProtocol::beat(Clock::time_point now) {
   awake_.tick(now);
   last_beat_ = now;
   if (now >= next_beat_ && node_rank_ >= 0) {
-    next_beat_ = now + self_.keep_alive.interval;
+    next_beat_ = now + std::min(self_.keep_alive.interval, kBeatInterval);
     store_.set(key("beat", node_rank_), std::to_string(++beats_));
   }
   if (!self_.hosts_store) return;
@@ -687,10 +733,8 @@ void NodeProtocol::look_at_members(Clock::time_point now) {
 
 void NodeProtocol::let_in(const std::vector<int>& waiting,
                           Clock::time_point now) {
-  const auto& limit = self_.max_membership_changes;
   // Once a node has succeeded, the job is about to end.
-  if ((limit && changes_.membership_changes >= *limit) ||
-      store_.add(round_key(round_, "succeeded"), 0) > 0) {
+  if (!may_grow() || store_.add(round_key(round_, "succeeded"), 0) > 0) {
     return;
   }
   const auto count = static_cast<int>(waiting.size());
@@ -753,6 +797,7 @@ std::optional<std::string> NodeProtocol::fate_of(
     return std::nullopt;
   }
   Heard& heard = heard_[node_rank];
+  note_silence(node_rank, heard, heard.beat != *beat);
   if (heard.beat != *beat) {
     heard.beat = *beat;
     heard.since = awake_.awake();
@@ -770,6 +815,20 @@ std::optional<std::string> NodeProtocol::fate_of(
   }
   heard.connected = connected;
   return std::nullopt;
+}
+
+// Tells that a node is silent, and later that it is back.
+void NodeProtocol::note_silence(int node_rank, Heard& heard, bool ends) {
+  const auto silence = awake_.awake() - heard.since;
+  if (heard.told != ends || (!ends && silence < kLongSilence)) return;
+  heard.told = !ends;
+  const std::string time = seconds_text(
+      std::chrono::round<std::chrono::seconds>(silence));
+  notices_.push_back(
+      heard.told ? "no sign of life from " + name_of(node_rank) + " for " +
+                       time + ": the workers go on; it counts as lost after " +
+                       seconds_text(self_.keep_alive.allowance())
+                 : name_of(node_rank) + " is back after " + time);
 }
 
 void NodeProtocol::give_up(int node_rank, const std::string& fate) {
@@ -839,6 +898,17 @@ bool NodeProtocol::others_have_departed() {
   }
   // A node that declined without joining has no rank and is not waited for.
   return joined == 0 && (!declined_ || departed >= job_nnodes_ - 1);
+}
+
+std::string NodeProtocol::name_of_those_left() {
+  std::string names;
+  for (int rank = 0; rank < job_nnodes_; ++rank) {
+    if (rank != node_rank_ && store_.check(key("node", rank)) &&
+        !store_.check(key("departed", rank))) {
+      names += (names.empty() ? "" : " and ") + name_of(rank);
+    }
+  }
+  return names;
 }
 
 bool NodeProtocol::others_have_gone_on() {

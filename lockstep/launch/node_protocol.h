@@ -17,19 +17,20 @@
 #include "lockstep/launch/elastic_rules.h"
 #include "lockstep/launch/round_plan.h"
 #include "lockstep/launch/verdict.h"
+#include "lockstep/launch/worker_failure.h"
 
 namespace lockstep::internal {
 
 // Returns an id that differs from every other one.
 std::string random_id();
 
-// How agents notice that another one has died. Names and defaults are
-// torchrun's.
+// How agents notice that another one has died. The names are torchrun's.
 struct KeepAlive {
   std::chrono::milliseconds interval{5000};  // between two signs of life
-  int max_attempt = 3;
+  int max_attempt = 6;                       // torchrun's default is 3
 
-  // An agent that shows no sign of life for this long is lost.
+  // An agent that shows no sign of life for this long is lost: it was stopped,
+  // or the network is cut.
   std::chrono::milliseconds allowance() const { return interval * max_attempt; }
   // The longest step of an AwakeClock that is ticked at least once a second.
   std::chrono::milliseconds longest_step() const {
@@ -54,6 +55,9 @@ struct EarlierRounds {
   // The place of this node, and the round in which it had it; see Candidate.
   int last_place = -1;
   int last_round = -1;
+  // The round whose workers ran here when the store was lost, and have been
+  // ended since; -1: none ran.
+  int lost_round = -1;
 };
 
 // What an agent tells the others about itself. All agents of a job must agree
@@ -75,8 +79,9 @@ struct NodeDescription {
   // this id.
   std::string id = random_id();
   bool hosts_store = false;
-  // The name of its connection to the store (store_connections.h); empty if not
-  // known.
+  // By what the host of the store knows its connection: `id`, or at a store
+  // that does not know its agents the name of the connection
+  // (store_connections.h); empty if not known.
   std::string connection{};
   KeepAlive keep_alive{};
   ElasticOptions elastic_options{};  // those of the host of the store count
@@ -115,6 +120,7 @@ class JobRefused : public std::invalid_argument {
 // is held by an agent that takes part in a job that runs and may be restarted.
 // The holder may be dead but not given up yet. So the caller tries again for
 // KeepAlive::allowance() and one interval; only after that it is a refusal.
+// offer_round() says when it throws this.
 class RankTaken : public JobRefused {
  public:
   using JobRefused::JobRefused;
@@ -150,8 +156,8 @@ class JobClosed : public std::runtime_error {
 class NodeProtocol {
  public:
   using Clock = std::chrono::steady_clock;
-  // Returns the names of the open connections that the host of the store has
-  // accepted.
+  // Returns the NodeDescription::connection of all agents that are connected to
+  // the store that is hosted here.
   using Connections = std::function<std::set<std::string>()>;
 
   NodeProtocol(AgentStore& store, NodeDescription self,
@@ -175,8 +181,9 @@ class NodeProtocol {
   void decline(const Verdict& verdict);
 
   // Offers this node for `round`. Requires join(). Rounds are offered in order,
-  // from Membership::round on. Throws JobRefused if this node was given up as
-  // lost and another has its rank.
+  // from Membership::round on. If this node was given up as lost and another
+  // has its rank, throws RankTaken, so that it may join again with another
+  // rank; JobRefused if it wants this one.
   void offer_round(int round, const RoundOffer& offer);
   // Returns the plan of this node once the round has begun, and only once;
   // nothing if the round has begun without this node.
@@ -193,6 +200,11 @@ class NodeProtocol {
   // knows.
   bool runs() const { return plan_given_ && !verdict_given_; }
   bool job_ended() const { return job_ended_; }
+  // Whether nodes that wait may end a round.
+  bool may_grow() const {
+    const auto& limit = self_.max_membership_changes;
+    return !limit || changes_.membership_changes < *limit;
+  }
   const std::string& run_id() const { return run_id_; }
   // Returns what this node would bring to another store.
   EarlierRounds earlier() const;
@@ -200,11 +212,12 @@ class NodeProtocol {
   // Reports that every worker of this node has returned 0.
   void report_success();
   // Asks all nodes to find out which of their workers was failing first: a
-  // worker of this node has failed, but only as the echo of another failure.
-  void ask_for_cause();
-  // Returns whether a node has called ask_for_cause() in round(); true only
-  // once for each round.
-  bool take_question();
+  // worker of this node has failed, but only as the echo of another failure,
+  // and names these ranks.
+  void ask_for_cause(const NamedRanks& named);
+  // Returns what the first node said that has called ask_for_cause() in
+  // round(); only once for each round.
+  std::optional<NamedRanks> take_question();
   // A worker of this node has written a snapshot since take_wait() returned a
   // text.
   void report_snapshot();
@@ -250,6 +263,8 @@ class NodeProtocol {
   // or if it has not begun.
   bool others_have_gone_on();
   bool declined() const { return declined_; }
+  // Returns the names of the nodes that have not departed, "node 1 (its host)".
+  std::string name_of_those_left();
 
   // Returns "node 1 (its host)", or "node 1" if that node has not joined.
   std::string name_of(int node_rank);
@@ -263,6 +278,7 @@ class NodeProtocol {
     std::string beat;
     Clock::duration since{};  // in awake_'s time
     bool connected = false;   // its connection was among the accepted ones
+    bool told = false;        // that it is silent
   };
 
   struct Start {
@@ -291,6 +307,8 @@ class NodeProtocol {
   // Returns why the node is lost; nothing while it lives.
   std::optional<std::string> fate_of(int node_rank,
                                      const std::set<std::string>& accepted);
+  void note_silence(int node_rank, Heard& heard, bool ends);
+  void end_lost_round(Start& start);
   void give_up(int node_rank, const std::string& fate);
   void vacate(int node_rank);
 

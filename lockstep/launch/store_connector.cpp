@@ -22,6 +22,8 @@ constexpr milliseconds kLongConnect{5000};
 // For how long a store that has another secret may be that of a job that is
 // ending.
 constexpr milliseconds kRefusedAllowance{10'000};
+// For how long the host of a store that was there may refuse connections.
+constexpr milliseconds kGoneAllowance{3000};
 constexpr int kBacklog = 1024;
 
 bool is_of_this_host(const SocketAddress& address) {
@@ -80,15 +82,17 @@ std::optional<OpenedStore> StoreConnector::host(
 
 std::optional<OpenedStore> StoreConnector::connect(
     const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-    const std::function<bool()>& cancelled, std::string& reason,
-    bool& refused) const {
-  reason = "no process listens there";
-  refused = false;
+    const std::function<bool()>& cancelled, Failure& failure) const {
+  failure = {.reason = "no process listens there", .refused = true};
   for (const SocketAddress& address : addresses) {
     if (cancelled()) break;
     // Tries a connection of our own first: the store's client would report on
     // stderr how often it has tried.
-    if (!accepts_connections(address, kConnectAllowance)) continue;
+    if (!accepts_connections(address, kConnectAllowance)) {
+      failure.refused = failure.refused && errno == ECONNREFUSED;
+      continue;
+    }
+    failure.refused = false;
     try {
       OpenedStore opened;
       opened.store = options_.open(
@@ -96,15 +100,17 @@ std::optional<OpenedStore> StoreConnector::connect(
            .port = static_cast<uint16_t>(address.port()),
            .timeout = std::clamp<milliseconds>(
                deadline.remaining(), kConnectAllowance, kOpenAllowance),
-           .secret = options_.secret});
+           .secret = options_.secret,
+           .rejoining = options_.rejoining});
       // On the host of the store a name, even its own, may mean loopback, where
       // no other node reaches this one.
       const std::string own = local_address_towards(address);
       if (!names_loopback(own)) opened.reachable_host = own;
       return opened;
     } catch (const AgentStoreError& error) {
-      reason = error.what();  // the store may be ending
-      refused = dynamic_cast<const AgentStoreRefused*>(&error) != nullptr;
+      failure.reason = error.what();  // the store may be ending
+      failure.other_secret =
+          dynamic_cast<const AgentStoreRefused*>(&error) != nullptr;
     }
   }
   return std::nullopt;
@@ -115,27 +121,34 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
   const Deadline deadline = Deadline::after(options_.timeout);
   const std::string where = options_.endpoint.text();
   bool told = false;
-  Deadline refusal = Deadline::after(kRefusedAllowance);
+  Deadline other_secret = Deadline::after(kRefusedAllowance);
+  Deadline refusal = Deadline::after(kGoneAllowance);
   while (true) {
-    std::string reason;
-    bool refused = false;
+    Failure failure;
     try {
       const auto addresses = resolve(options_.endpoint);
       if (auto opened = host(addresses, deadline)) return std::move(*opened);
-      if (auto opened =
-              connect(addresses, deadline, cancelled, reason, refused)) {
+      if (auto opened = connect(addresses, deadline, cancelled, failure)) {
         return std::move(*opened);
       }
     } catch (const UnresolvedHost& error) {
-      reason = error.what();
+      failure.reason = error.what();
     }
+    const std::string& reason = failure.reason;
     if (cancelled()) throw AgentStoreError("cancelled");
-    if (!refused) refusal = Deadline::after(kRefusedAllowance);
-    if (refused && refusal.expired()) {
+    if (!failure.other_secret) {
+      other_secret = Deadline::after(kRefusedAllowance);
+    } else if (other_secret.expired()) {
       throw std::invalid_argument("the agents' store at " + where + ": " +
                                   reason +
                                   " than this one; give every node the same "
                                   "LOCKSTEP_JOB_SECRET or --rdzv-secret-file");
+    }
+    if (!failure.refused) {
+      refusal = Deadline::after(kGoneAllowance);
+    } else if (options_.was_there && refusal.expired()) {
+      throw AgentStoreError("the agents' store at " + where +
+                            " has ended: " + reason + " any more");
     }
     if (deadline.expired()) {
       throw AgentStoreError(

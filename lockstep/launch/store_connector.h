@@ -23,6 +23,10 @@ struct StoreConnectorOptions {
   std::function<std::unique_ptr<AgentStore>(const AgentStoreAddress&)> open =
       open_lockstep_store;
   std::optional<std::string> secret{};
+  std::optional<Rejoining> rejoining{};  // AgentStoreAddress::rejoining
+  // Whether the store was there before: if its host refuses connections for 3
+  // s, it does not come again.
+  bool was_there = false;
 };
 
 struct OpenedStore {
@@ -65,10 +69,15 @@ class StoreConnector {
   FileDescriptor listen(const std::vector<SocketAddress>& addresses) const;
   std::optional<OpenedStore> host(const std::vector<SocketAddress>& addresses,
                                   const Deadline& deadline) const;
+  // Why no store was reached.
+  struct Failure {
+    std::string reason{};
+    bool other_secret = false;
+    bool refused = false;  // each address refuses connections
+  };
   std::optional<OpenedStore> connect(
       const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-      const std::function<bool()>& cancelled, std::string& reason,
-      bool& refused) const;
+      const std::function<bool()>& cancelled, Failure& failure) const;
 
   StoreConnectorOptions options_;
 };

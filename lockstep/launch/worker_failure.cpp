@@ -1,9 +1,11 @@
 #include "lockstep/launch/worker_failure.h"
 
+#include <array>
 #include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <tuple>
 
 #include "lockstep/launch/wait_status.h"
@@ -74,6 +76,19 @@ std::optional<std::chrono::system_clock::time_point> time_of(
   return std::nullopt;
 }
 
+// Returns the worker's own last words: of its error file, or else the last line
+// that it wrote to a log; and what others said of it.
+std::string words_of(const WorkerFailure& failure) {
+  std::string words = failure.error.message;
+  if (failure.named_by.empty()) return words;
+  for (const LogTail& log : failure.logs) {
+    if (words.empty() && !log.lines.empty()) {
+      words = "its last line: " + log.lines.back();
+    }
+  }
+  return words + (words.empty() ? "" : "\n") + failure.named_by;
+}
+
 }  // namespace
 
 ErrorRecord read_error_file(const std::filesystem::path& file) {
@@ -95,21 +110,51 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
   record.time = time_of(*extra);
   const std::string kind = text_of(*extra, "kind");
   if (kind == "cause") record.kind = FailureKind::cause;
-  if (kind == "echo") record.kind = FailureKind::echo;
+  if (kind == "echo") {
+    record.kind = FailureKind::echo;
+    record.named = ranks_named_in(record.message);
+  }
   return record;
+}
+
+std::set<int> ranks_named_in(const std::string& message) {
+  // What comm/life_signs.cpp and comm/shm/protocol/waiting.cpp say.
+  constexpr std::array<std::string_view, 4> kEnds{
+      " died", " has left the group", " left because of an error", " failed:"};
+  constexpr std::string_view kWord = "rank ";
+  std::set<int> named;
+  for (size_t at = message.find(kWord); at != std::string::npos;
+       at = message.find(kWord, at + 1)) {
+    int rank = 0;
+    const char* begin = message.data() + at + kWord.size();
+    const char* const last = message.data() + message.size();
+    const auto [end, error] = std::from_chars(begin, last, rank);
+    if (error != std::errc()) continue;
+    const std::string_view rest(end, static_cast<size_t>(last - end));
+    if (std::ranges::any_of(kEnds, [&](std::string_view words) {
+          return rest.starts_with(words);
+        })) {
+      named.insert(rank);
+    }
+  }
+  return named;
 }
 
 bool comes_before(const WorkerFailure& one, const WorkerFailure& other) {
   const auto order = [](const WorkerFailure& failure) {
-    return std::tuple(failure.error.kind, failure.time(),
+    return std::tuple(failure.named_by.empty(), failure.error.kind,
+                      failure.time(),
                       !failure.signal.has_value(), failure.rank);
   };
   return order(one) < order(other);
 }
 
 std::string headline(const WorkerFailure& failure) {
+  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
   std::string line = "rank " + std::to_string(failure.rank) +
-                     (failure.hung ? " hung" : " failed");
+                     (failure.hung ? " hung"
+                      : left       ? " left while others needed it"
+                                   : " failed");
   if (!failure.node.empty()) line += " on " + failure.node;
   line += ": ";
   if (failure.signal) {
@@ -117,12 +162,12 @@ std::string headline(const WorkerFailure& failure) {
   }
   line += "exit code " + std::to_string(failure.exit_code);
   if (failure.signal) line += ')';
-  if (failure.was_stopped) line += ", stopped while it was failing";
+  if (failure.was_stopped && !left) line += ", stopped while it was failing";
   return line;
 }
 
 std::string summary(const WorkerFailure& failure) {
-  const std::string& message = failure.error.message;
+  const std::string message = words_of(failure);
   std::string line = headline(failure);
   if (!message.empty()) line += ": " + message.substr(0, message.find('\n'));
   return line;
@@ -136,7 +181,7 @@ std::string describe(const std::vector<WorkerFailure>& failures,
            std::to_string(first.pid) + ", after " + seconds(first.lifetime) +
            ", restarts used " + std::to_string(restarts_used) + " of " +
            std::to_string(max_restarts);
-  std::string message = first.error.message;
+  std::string message = words_of(first);
   for (size_t at = message.find('\n'); at != std::string::npos;
        at = message.find('\n', at + 3)) {
     message.replace(at, 1, "\n  ");

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,7 +22,12 @@ struct ErrorRecord {
   // When the error was thrown. Python's record has whole seconds, rounded down;
   // for it this is the end of that second.
   std::optional<std::chrono::system_clock::time_point> time{};
+  // The ranks that an echo names as those that failed or left before.
+  std::set<int> named{};
 };
+
+// What echoes say of the ranks that they name: "rank 0: all_reduce #5 ...".
+using NamedRanks = std::map<int, std::string>;
 
 // The last lines of a log file of a worker.
 struct LogTail {
@@ -41,6 +48,10 @@ struct WorkerFailure {
   bool was_stopped = false;
   // The launcher ended it because it made no progress; `error` says more.
   bool hung = false;
+  // The echoes of other ranks name it, and it does not say itself what was
+  // wrong: it left its group while they used it. What one of them said; empty:
+  // none did.
+  std::string named_by{};
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};
   ErrorRecord error{};  // empty if it wrote none
@@ -60,9 +71,10 @@ struct WorkerFailure {
 };
 
 // Returns whether `one` is more likely than `other` to be the cause that ended
-// the attempt. A failure that is known to be a cause comes before one of which
-// nothing is known, and an echo comes last; then the earlier one; at the same
-// moment, one that a signal killed, then the lower rank.
+// the attempt. One that others name comes first, however it ended. Then a
+// failure that is known to be a cause comes before one of which nothing is
+// known, and an echo comes last; then the earlier one; at the same moment, one
+// that a signal killed, then the lower rank.
 bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 
 // Reads an error file of torchrun's form: Lockstep's (base/error_file.h), or
@@ -72,6 +84,10 @@ bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 // file, or if it holds something else: a worker may die while it writes the
 // file.
 ErrorRecord read_error_file(const std::filesystem::path& file);
+
+// Returns the ranks that the message of an echo names as those that failed or
+// left before: "rank 7 has left the group", "rank 7 died".
+std::set<int> ranks_named_in(const std::string& message);
 
 // Returns "rank 9 failed on node 1 (its host): exit code 3"; "hung" instead of
 // "failed" if it made no progress.

@@ -330,11 +330,30 @@ void WorkerGroup::set_ended(pid_t pid, int wait_status) {
   }
 }
 
-void WorkerGroup::look_for_causes() {
-  for (const auto& worker : workers_) {
-    if (worker.process.ended()) continue;
-    const auto record = read_error_file(worker.error_file);
-    failed_ = failed_ || record.kind == FailureKind::cause;
+NamedRanks WorkerGroup::named_ranks() const {
+  NamedRanks named;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    const auto record = read_error_file(workers_[at].error_file);
+    for (const int rank : record.named) {
+      named.emplace(rank,
+                    "rank " + std::to_string(first_rank_ + static_cast<int>(at)) +
+                        ": " +
+                        record.message.substr(0, record.message.find('\n')));
+    }
+  }
+  return named;
+}
+
+void WorkerGroup::look_for_causes(const NamedRanks& named) {
+  named_elsewhere_ = named;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    const auto record = read_error_file(workers_[at].error_file);
+    const int rank = first_rank_ + static_cast<int>(at);
+    if (record.kind == FailureKind::cause
+            ? !workers_[at].process.ended()
+            : record.kind != FailureKind::echo && named.contains(rank)) {
+      failed_ = true;
+    }
   }
 }
 
@@ -350,11 +369,14 @@ void WorkerGroup::end_hung(std::vector<HungWorker> hung) {
 
 std::vector<WorkerFailure> WorkerGroup::failures() const {
   std::vector<WorkerFailure> all;
+  NamedRanks named = named_ranks();
+  named.insert(named_elsewhere_.begin(), named_elsewhere_.end());
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
     const ChildProcess& process = worker.process;
     if (worker.stage == Worker::Stage::kept) continue;
     WorkerFailure failure;
+    failure.rank = first_rank_ + static_cast<int>(at);
     if (process.ended()) {
       failure.exit_code = process.exit_code();
       failure.signal = process.ending_signal();
@@ -377,16 +399,22 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
         failure.exit_code = 128 + failure.signal.value_or(SIGABRT);
       }
     } else {
-      if (failure.exit_code == 0) continue;
       failure.error = read_error_file(worker.error_file);
       failure.was_stopped = worker.was_stopped;
-      if (failure.was_stopped && failure.error.message.empty()) continue;
+      if (const auto found = named.find(failure.rank);
+          found != named.end() &&
+          failure.error.kind == FailureKind::unknown) {
+        failure.named_by = found->second;
+        failure.error.kind = FailureKind::cause;
+      } else if (failure.exit_code == 0 ||
+                 (failure.was_stopped && failure.error.message.empty())) {
+        continue;
+      }
     }
     if (failure.stack.empty()) {
       failure.stack = read_crash_stack(worker.error_file);
     }
     failure.local_rank = static_cast<int>(at);
-    failure.rank = first_rank_ + failure.local_rank;
     failure.pid = process.pid();
     all.push_back(std::move(failure));
   }

@@ -94,14 +94,17 @@ class WorkerGroup {
   // 0 and 3".
   std::string name_running() const;
   // Returns the workers that failed, the cause first (comes_before()): those
-  // that ended badly before settle(), and those whose error file says that they
-  // were failing when they were stopped. Reads error files.
+  // that ended badly before settle(), those whose error file says that they
+  // were failing when they were stopped, and those that have ended in any way
+  // and that echoes name. Reads error files.
   std::vector<WorkerFailure> failures() const;
   bool failed() const { return failed_; }
-  // Called if a worker of another node has failed as an echo: this group has
-  // failed if the error file of a worker that still runs says that it was the
-  // cause.
-  void look_for_causes();
+  // Returns the ranks, of any node, that the echoes of this group name.
+  NamedRanks named_ranks() const;
+  // Called if a worker of another node has failed as an echo, which names
+  // `named`: this group has failed if one of them is here, or if the error file
+  // of a worker that still runs says that it was the cause.
+  void look_for_causes(const NamedRanks& named);
   // This group has failed, because these workers hang. Sends them SIGABRT, so
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
@@ -131,6 +134,7 @@ class WorkerGroup {
 
   int first_rank_;
   std::vector<Worker> workers_;
+  NamedRanks named_elsewhere_{};  // by echoes of other nodes
   bool failed_ = false;
   bool settled_ = false;
   bool killed_ = false;

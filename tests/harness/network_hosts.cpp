@@ -28,10 +28,17 @@ std::string failure_of(const std::string& command) {
   return "`" + command + "` failed: " + words;
 }
 
+// Distinguishes the hosts of objects that exist at one time.
+char next_letter() {
+  static int made = 0;
+  return static_cast<char>('a' + made++ % 26);
+}
+
 }  // namespace
 
 NetworkHosts::NetworkHosts(int hosts)
-    : id_(std::to_string(::getpid())), hosts_(hosts) {
+    : id_(std::string(1, next_letter()) + std::to_string(::getpid())),
+      hosts_(hosts) {
   std::vector<std::string> commands;
   for (int one = 0; one < hosts_; ++one) {
     commands.push_back("ip netns add " + host(one));
@@ -94,6 +101,18 @@ std::vector<std::string> NetworkHosts::command_on(int host) const {
 bool NetworkHosts::unplug(int one, int other) const {
   return failure_of("ip -n " + host(one) + " link set " + cable(one, other) +
                     " down")
+      .empty();
+}
+
+bool NetworkHosts::plug_in(int one, int other) const {
+  return failure_of("ip -n " + host(one) + " link set " + cable(one, other) +
+                    " up")
+      .empty();
+}
+
+bool NetworkHosts::let_through(int one, int other) const {
+  return failure_of("tc -n " + host(one) + " qdisc del dev " +
+                    cable(one, other) + " root")
       .empty();
 }
 

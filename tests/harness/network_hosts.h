@@ -28,7 +28,9 @@ class NetworkHosts {
   // leaves `one` for `other`, or only so many bits a second ("20mbit"), or sets
   // the largest packet. All return whether that worked.
   bool unplug(int one = 0, int other = 1) const;
+  bool plug_in(int one, int other) const;  // after unplug()
   bool lose_packets(int one, int other) const;
+  bool let_through(int one, int other) const;  // after lose_packets()
   bool slow_down(int one, int other, const std::string& rate) const;
   bool set_mtu(int one, int other, int bytes) const;
 

@@ -25,6 +25,7 @@ class ElasticProtocolTest : public ::testing::Test {
     description.max_membership_changes = changes_allowed_;
     description.host = "host" + std::to_string(agents_.size());
     description.hosts_store = agents_.empty();
+    description.keep_alive.max_attempt = 3;
     description.elastic_options = {.last_call = seconds(30),
                                    .scale_up_wait = seconds(100),
                                    .failures = failures_};

@@ -150,7 +150,8 @@ TEST_F(Elastic, PausedNodeIsDoneWithoutAndComesBack) {
   begin(3, placed(end_),
         {"--scale-up-wait=0",
          "--rdzv-conf=join_timeout=120,"
-         "last_call_timeout=0,keep_alive_interval=1"});
+         "last_call_timeout=0,keep_alive_interval=1,"
+         "keep_alive_max_attempt=3"});
   const pid_t agent = agent_of(node(1));
   kill(agent, SIGSTOP);
   for (const size_t one : {0u, 2u}) {
@@ -442,7 +443,7 @@ TEST_F(ElasticMoves, AfterTheLastEndpointTheyMeetAtTheFirst) {
 TEST_F(ElasticMoves, PausedHostOfTheStoreFindsTheOthers) {
   begin_at_both(3, {"--scale-up-wait=0",
                     "--rdzv-conf=join_timeout=120,last_call_timeout=0,"
-                    "keep_alive_interval=1"});
+                    "keep_alive_interval=1,keep_alive_max_attempt=3"});
   const pid_t host = agent_of(node(0));
   kill(host, SIGSTOP);
   for (const size_t one : {1u, 2u}) {
@@ -496,7 +497,8 @@ class ElasticBetweenHosts : public NodesTest {
         with(with(hosts_.command_on(host),
                   {LOCKSTEP_BIN_DIR "/lockstep", "run", "--nnodes=2:3",
                    "--rdzv-endpoint=" + at(0) + "," + at(1),
-                   "--rdzv-conf=join_timeout=120"}),
+                   "--rdzv-conf=join_timeout=120,keep_alive_interval=1,"
+                   "keep_alive_max_attempt=3"}),
              {"sh", "-c", script})));
     return *nodes_.back();
   }
@@ -537,6 +539,17 @@ TEST_F(ElasticBetweenHosts, CutCableLeadsToARoundOfTheOtherHost) {
   for (const size_t one : {1u, 2u}) {
     EXPECT_EQ(nodes_[one]->finish(seconds(20)).exit_code, 0);
   }
+}
+
+TEST_F(Elastic, NodeThatWaitsIsNotPromisedAPlaceIfAllChangesAreUsed) {
+  const std::vector<std::string> options{"--max-membership-changes=0",
+                                         "--scale-up-wait=0"};
+  begin(2, placed(end_), options);
+  start_node(placed(end_), options);
+  node(2).await_error("all 0 membership changes are used");
+  end_all_well();
+  EXPECT_EQ(count(node(0).err(), "take part"), 0) << node(0).err();
+  EXPECT_EQ(count(node(2).err(), "snapshot"), 0) << node(2).err();
 }
 
 // A node that cannot run the program must not end a job that runs.

@@ -120,6 +120,36 @@ TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
       << "of one that ended by itself, not SIGTERM's: " << result.exit_code;
 }
 
+// A bug: with eight ranks of which one throws, main() catches, prints and
+// returns 1, and the group is destroyed at the end of main(), a victim was named
+// first and the rank that threw nowhere, because it ended last.
+TEST_F(LauncherFaults, RankThatTheVictimsNameIsTheCause) {
+  for (const int exit_code : {1, 0}) {
+    const auto thrown = scratch() / ("thrown" + std::to_string(exit_code));
+    const std::string ends =
+        exit_code == 0 ? "exit 0; fi; " : "sleep 60; exit 1; fi; ";
+    const auto result = run_script(
+        {"--nproc-per-node=8", "--tee=3",
+         "--log-dir=" + (scratch() / "logs").string()},
+        "if [ $RANK = 7 ]; then echo no such file: x.csv >&2; touch " +
+            thrown.string() + "; " + ends + "until [ -e " + thrown.string() +
+            " ]; do sleep 0.01; done; " +
+            library_record("echo",
+                           "all_reduce #5 failed: rank 7 has left the group") +
+            "exit 1",
+        kOneThread);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err,
+                HasSubstr(exit_code == 0
+                              ? "]: rank 7 left while others needed it: exit "
+                                "code 0\n"
+                              : "]: rank 7 failed: killed by SIGTERM"));
+    EXPECT_THAT(result.err, HasSubstr("\n  its last line: no such file: x.csv"));
+    EXPECT_THAT(result.err, HasSubstr("all_reduce #5 failed: rank 7 has left"));
+    EXPECT_EQ(count(result.err, "\n  then rank "), 7) << result.err;
+  }
+}
+
 TEST_F(LauncherFaults, EarlierOfTwoErrorsIsTheFirst) {
   const auto result =
       run_script({"--nproc-per-node=2", "--failure-shutdown-timeout=20"},

@@ -28,6 +28,7 @@ class NodeProtocolTest : public ::testing::Test {
     description.nproc_per_node = nproc_per_node;
     description.host = "host" + std::to_string(next_pid_);
     description.pid = next_pid_++;
+    description.keep_alive.max_attempt = 3;
     return description;
   }
 
@@ -37,11 +38,12 @@ class NodeProtocolTest : public ::testing::Test {
 
   // Makes agents with these numbers of workers, in node order. All of them have
   // joined and made their offers.
-  void form(const std::vector<int>& workers) {
+  void form(const std::vector<int>& workers, int max_attempt = 3) {
     const int nnodes = static_cast<int>(workers.size());
     for (int rank = 0; rank < nnodes; ++rank) {
       auto description = node(nnodes, rank, workers[static_cast<size_t>(rank)]);
       description.hosts_store = rank == 0;
+      description.keep_alive.max_attempt = max_attempt;
       agent(description).join();
     }
     offer(0);
@@ -291,8 +293,8 @@ TEST_F(NodeProtocolTest, VerdictOfARoundToComeStopsItBeforeItBegins) {
   EXPECT_EQ(verdict->signal, 15);
 }
 
-TEST_F(NodeProtocolTest, SilentNodeIsLostAfterThreeMissedBeats) {
-  form({1, 1, 1});
+TEST_F(NodeProtocolTest, SilentNodeIsLostAfterHalfAMinute) {
+  form({1, 1, 1}, KeepAlive().max_attempt);
   for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
   const auto pass = [&](int seconds, std::initializer_list<size_t> alive) {
     for (int second = 1; second <= seconds; ++second) {
@@ -302,21 +304,50 @@ TEST_F(NodeProtocolTest, SilentNodeIsLostAfterThreeMissedBeats) {
   };
   pass(40, {0, 1, 2});
   EXPECT_FALSE(agents_[0].take_verdict()) << "all are heard";
-  // The last sign of life of node 2 may be 5 s old.
-  pass(9, {0, 1});
+  EXPECT_FALSE(agents_[0].take_notice());
+  pass(28, {0, 1});
   EXPECT_FALSE(agents_[0].take_verdict());
-  pass(7, {0, 1});
+  // A line says that it is silent, and another one when it is back.
+  const std::string silent = agents_[0].take_notice().value_or("");
+  EXPECT_THAT(silent, AllOf(HasSubstr("no sign of life from node 2 (host"),
+                            HasSubstr("for 10 s"), HasSubstr("after 30 s")));
+  pass(1, {0, 1, 2});
+  pass(1, {0, 1, 2});
+  const std::string back = agents_[0].take_notice().value_or("");
+  EXPECT_THAT(back, HasSubstr("is back after"));
+  EXPECT_FALSE(agents_[0].take_notice());
+  pass(31, {0, 1});
   const auto verdict = agents_[1].take_verdict();
   ASSERT_TRUE(verdict);
   EXPECT_EQ(verdict->kind, Verdict::Kind::failed) << "a restart may follow";
   EXPECT_EQ(verdict->node_rank, 2);
   EXPECT_THAT(verdict->text,
-              AllOf(HasSubstr("node 2 (host"), HasSubstr("for 15 s")));
+              AllOf(HasSubstr("node 2 (host"), HasSubstr("for 30 s")));
   EXPECT_EQ(verdict->text.find("itself"), std::string::npos);
   EXPECT_NE(verdict->exit_code, 0);
   // No agent waits for the lost node at the end.
   agents_[1].depart();
   EXPECT_TRUE(agents_[0].others_have_departed());
+}
+
+// A node that had no contact for so long that it has ended its workers comes
+// back before the others have given it up.
+TEST_F(NodeProtocolTest, NodeThatGaveItselfUpEndsTheRoundWhenItIsBack) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  auto again = node(2, 1, 1);
+  again.id = "the second";
+  agents_[1].depart();
+  again.earlier = agents_[1].earlier();
+  EXPECT_EQ(again.earlier.lost_round, 0);
+  again.max_restarts = 0;
+  const auto membership = agent(again).join();
+  EXPECT_EQ(membership.node_rank, 1);
+  const auto verdict = agents_[0].take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::failed);
+  EXPECT_EQ(verdict->changes.restarts, 1);
+  EXPECT_THAT(verdict->text, HasSubstr("had no contact for 15 s"));
 }
 
 // The others seem silent for as long as this agent itself was paused.
@@ -408,6 +439,8 @@ TEST_F(NodeProtocolTest, NodeLostBetweenTwoRoundsCostsNoRound) {
     agents_[0].beat(now_ += milliseconds(1000));
   }
   EXPECT_FALSE(agents_[0].take_verdict());
+  EXPECT_THAT(agents_[0].take_notice().value_or(""),
+              HasSubstr("no sign of life from node 1 ("));
   EXPECT_THAT(agents_[0].take_notice().value_or(""),
               AllOf(HasSubstr("node 1 ("), HasSubstr("was lost")));
   auto& replacement = agent(node(2, 1));

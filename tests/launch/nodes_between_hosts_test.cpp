@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <fstream>
+#include <functional>
+#include <thread>
+
 #include "lockstep/base/deadline.h"
 #include "tests/harness/network_hosts.h"
 #include "tests/launch/nodes.h"
@@ -26,10 +30,12 @@ class NodesBetweenHosts : public NodesTest {
   }
 
   // Starts `lockstep run` with one worker on a host, as node(host).
-  void start_on(int host, int node_rank, const std::string& script) {
+  void start_on(int host, int node_rank, const std::string& script,
+                const std::vector<std::string>& options = {}) {
     auto command = with(
         with(hosts_.command_on(host), {LOCKSTEP_BIN_DIR "/lockstep", "run"}),
-        meeting(NetworkHosts::address(0) + ":29400", 2, node_rank));
+        with(meeting(NetworkHosts::address(0) + ":29400", 2, node_rank),
+             options));
     nodes_.push_back(start_program(with(command, {"sh", "-c", script})));
   }
   RunningProgram& node(size_t host) { return *nodes_[host]; }
@@ -104,12 +110,11 @@ TEST_F(NodesBetweenHosts, WorkersMeetWhereNodeZeroIs) {
 
 TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
   for (const int host : {0, 1}) {
-    start_on(host, host, "echo ready; exec sleep 300");
+    start_on(host, host, "echo ready; exec sleep 300",
+             {"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=2"});
   }
   for (auto& one : nodes_) one->await_output("ready\n");
   ASSERT_TRUE(hosts_.unplug());
-  // Each host reports the loss within 5 s. An agent that is only stopped has
-  // more time, because its host still acknowledges.
   const Deadline deadline = Deadline::after(seconds(5));
   for (const size_t host : {0u, 1u}) {
     node(host).await_error("was lost", deadline.remaining());
@@ -120,6 +125,243 @@ TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
   const auto first = node(0).finish(seconds(15));
   EXPECT_EQ(first.exit_code, 1);
   EXPECT_THAT(first.err, AllOf(HasSubstr("node 1 ("), HasSubstr("was lost")));
+}
+
+// Three hosts, each joined to the others, with a node of one job on each. The
+// agent on host 0 hosts the store.
+class CutJob {
+ public:
+  using Start = std::function<std::unique_ptr<RunningProgram>(
+      const std::vector<std::string>& command)>;
+
+  // Starts the nodes with `options`. A worker says "attempt N of M nodes" and
+  // ends when the file `end` is there.
+  CutJob(const Start& start, std::filesystem::path end,
+         const std::vector<std::string>& options)
+      : end_(std::move(end)) {
+    for (int host = 0; host < kHosts; ++host) {
+      std::vector<std::string> command = hosts_.command_on(host);
+      for (const std::string& word :
+           {std::string(LOCKSTEP_BIN_DIR "/lockstep"), std::string("run")}) {
+        command.push_back(word);
+      }
+      command.insert(command.end(), options.begin(), options.end());
+      command.insert(command.end(),
+                     {"sh", "-c",
+                      "echo attempt $TORCHELASTIC_RESTART_COUNT of "
+                      "$GROUP_WORLD_SIZE nodes agent $PPID; until [ -e " +
+                          end_.string() + " ]; do sleep 0.05; done"});
+      nodes_.push_back(start(command));
+      if (host == 0) await_listener(start);
+    }
+    for (auto& node : nodes_) node->await_output("attempt 0 of 3 nodes");
+  }
+
+  // Waits until the store on host 0 listens: the port is 72D8 in hexadecimal.
+  void await_listener(const Start& start) {
+    auto command = hosts_.command_on(0);
+    command.insert(command.end(),
+                   {"sh", "-c",
+                    "until grep -q ':72D8 [0-9A-F:]* 0A' /proc/net/tcp "
+                    "/proc/net/tcp6; do sleep 0.02; done"});
+    EXPECT_EQ(start(command)->finish(seconds(60)).exit_code, 0);
+  }
+
+  const NetworkHosts& hosts() const { return hosts_; }
+  RunningProgram& node(size_t host) { return *nodes_[host]; }
+  void await_all(const std::string& words, int times = 1) {
+    for (auto& node : nodes_) node->await_output(words, times);
+  }
+  void end() { std::ofstream(end_).put('.'); }
+
+  static constexpr int kHosts = 3;
+
+ private:
+  NetworkHosts hosts_{kHosts};
+  std::filesystem::path end_;
+  std::vector<std::unique_ptr<RunningProgram>> nodes_{};
+};
+
+// Nodes of three hosts that meet at host 0.
+class NetworkCuts : public NodesTest {
+ protected:
+  void SetUp() override {
+    const NetworkHosts probe;
+    if (!probe.made()) GTEST_SKIP() << probe.obstacle();
+  }
+  void TearDown() override {
+    jobs_.clear();
+    NodesTest::TearDown();
+  }
+
+  static std::string at(int host) {
+    return NetworkHosts::address(host) + ":29400";
+  }
+  CutJob& start_job(const std::vector<std::string>& more = {},
+                    const std::string& nnodes = "3",
+                    const std::string& backend = "lockstep",
+                    const std::string& endpoints = at(0)) {
+    const auto options =
+        with({"--nnodes=" + nnodes, "--rdzv-backend=" + backend,
+              "--rdzv-endpoint=" + endpoints, "--rdzv-id=cut"},
+             more);
+    jobs_.push_back(std::make_unique<CutJob>(
+        [this](const auto& command) { return start_program(command); },
+        scratch() / ("end" + std::to_string(jobs_.size())), options));
+    return *jobs_.back();
+  }
+
+  std::vector<std::unique_ptr<CutJob>> jobs_;
+};
+
+void cut_off(const NetworkHosts& hosts, int host) {
+  for (int other = 0; other < CutJob::kHosts; ++other) {
+    EXPECT_TRUE(other == host || hosts.unplug(host, other));
+  }
+}
+void join_again(const NetworkHosts& hosts, int host) {
+  for (int other = 0; other < CutJob::kHosts; ++other) {
+    EXPECT_TRUE(other == host || hosts.plug_in(host, other));
+  }
+}
+
+// FAULTS 31. The network is cut in five jobs at once: of a node, of the host of
+// the store, and one way.
+TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
+  const std::vector<std::string> none;
+  CutJob& node = start_job({"--max-restarts=3"});
+  CutJob& host = start_job();
+  CutJob& towards = start_job();
+  CutJob& back = start_job();
+  CutJob& elastic = start_job(none, "2:3");
+  CutJob& c10d = start_job(none, "3", "c10d");
+  cut_off(node.hosts(), 2);
+  cut_off(host.hosts(), 0);
+  ASSERT_TRUE(towards.hosts().lose_packets(1, 0));
+  ASSERT_TRUE(back.hosts().lose_packets(0, 1));
+  cut_off(elastic.hosts(), 1);
+  cut_off(c10d.hosts(), 1);
+  std::this_thread::sleep_for(seconds(20));
+  join_again(node.hosts(), 2);
+  join_again(host.hosts(), 0);
+  ASSERT_TRUE(towards.hosts().let_through(1, 0));
+  ASSERT_TRUE(back.hosts().let_through(0, 1));
+  join_again(elastic.hosts(), 1);
+  join_again(c10d.hosts(), 1);
+  // The agents say that they are in touch again.
+  node.node(2).await_error("is back after");
+  for (const size_t other : {1u, 2u}) {
+    host.node(other).await_error("no contact with node 0");
+    host.node(other).await_error("is back after");
+  }
+  towards.node(1).await_error("is back after");
+  back.node(1).await_error("is back after");
+  elastic.node(1).await_error("is back after");
+  c10d.node(0).await_error("is back after");
+  for (auto& job : jobs_) {
+    job->end();
+    for (size_t one = 0; one < CutJob::kHosts; ++one) {
+      const auto result = job->node(one).finish(seconds(60));
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_EQ(count(result.out, "attempt"), 1) << result.err;
+      EXPECT_LE(lines(result.err).size(), 4u) << result.err;
+    }
+  }
+}
+
+const std::string kShortTime =
+    "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3,"
+    "last_call_timeout=0";
+
+// The node is lost, stops its workers by itself, and takes part in the restart
+// as soon as it can.
+TEST_F(NetworkCuts, ThatLastTooLongLeadToARestartThatTheNodeTakesPartIn) {
+  CutJob& node = start_job({"--max-restarts=1", kShortTime});
+  CutJob& host = start_job({"--max-restarts=1", kShortTime});
+  cut_off(node.hosts(), 2);
+  cut_off(host.hosts(), 0);
+  node.node(0).await_error("node 2 (");
+  for (const size_t lost : {1u, 2u}) {
+    host.node(0).await_error("restart 1 of 1");
+    host.node(lost).await_error("no answer for 3 s");
+  }
+  node.node(2).await_error("no answer for 3 s");
+  node.node(0).await_error("restart 1 of 1");
+  join_again(node.hosts(), 2);
+  join_again(host.hosts(), 0);
+  for (auto& job : jobs_) {
+    job->await_all("attempt 1 of 3 nodes");
+    job->end();
+    for (size_t one = 0; one < CutJob::kHosts; ++one) {
+      const auto result = job->node(one).finish(seconds(60));
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      EXPECT_EQ(count(result.out, "attempt"), 2) << result.err;
+    }
+  }
+}
+
+// The others do without the node, which comes back.
+TEST_F(NetworkCuts, ThatLastTooLongAreTwoMembershipChanges) {
+  const std::vector<std::string> options{"--scale-up-wait=0", kShortTime};
+  CutJob& one_endpoint = start_job(options, "2:3");
+  CutJob& two_endpoints =
+      start_job(options, "2:3", "lockstep", at(0) + "," + at(1));
+  for (auto& job : jobs_) cut_off(job->hosts(), 2);
+  for (auto& job : jobs_) {
+    job->node(0).await_output("attempt 0 of 2 nodes");
+    job->node(1).await_output("attempt 0 of 2 nodes");
+    job->node(2).await_error("no answer for 3 s");
+  }
+  join_again(one_endpoint.hosts(), 2);
+  join_again(two_endpoints.hosts(), 2);
+  for (auto& job : jobs_) {
+    job->node(0).await_output("attempt 0 of 3 nodes", 2);
+    job->node(2).await_output("attempt 0 of 3 nodes", 2);
+    job->end();
+    for (size_t one = 0; one < CutJob::kHosts; ++one) {
+      const auto result = job->node(one).finish(seconds(60));
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      // Loss and return.
+      EXPECT_EQ(count(result.out, "attempt"), one == 2 ? 2 : 3) << result.err;
+    }
+    EXPECT_THAT(job->node(0).err(), HasSubstr("membership change 2"));
+    EXPECT_EQ(count(job->node(0).err(), "membership change 3"), 0);
+  }
+}
+
+// A worker fails while a node is cut off. The node hears of the restart when it
+// is back.
+TEST_F(NetworkCuts, ThatHealWhileARoundFormsLeaveNobodyOut) {
+  CutJob& job = start_job({"--max-restarts=2"});
+  cut_off(job.hosts(), 2);
+  job.node(2).await_error("no contact with node 0");
+  const std::string& said = job.node(1).out();
+  const pid_t agent = std::stoi(said.substr(said.find("agent ") + 6));
+  auto killer = start_program({"pkill", "-KILL", "-P", std::to_string(agent)});
+  EXPECT_EQ(killer->finish().exit_code, 0);
+  job.node(0).await_error("restart 1 of 2");
+  join_again(job.hosts(), 2);
+  job.await_all("attempt 1 of 3 nodes");
+  job.end();
+  for (size_t one = 0; one < CutJob::kHosts; ++one) {
+    const auto result = job.node(one).finish(seconds(60));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(count(result.out, "attempt"), 2) << result.err;
+  }
+}
+
+// A node that is cut off when the job ends learns how it ended.
+TEST_F(NetworkCuts, AtTheEndOfTheJobEndAllNodesAlike) {
+  CutJob& job = start_job();
+  cut_off(job.hosts(), 2);
+  job.node(2).await_error("no contact with node 0");
+  job.end();
+  // It still has to report that its workers succeeded.
+  std::this_thread::sleep_for(seconds(1));
+  join_again(job.hosts(), 2);
+  for (size_t one = 0; one < CutJob::kHosts; ++one) {
+    EXPECT_EQ(job.node(one).finish(seconds(60)).exit_code, 0);
+  }
 }
 
 }  // namespace

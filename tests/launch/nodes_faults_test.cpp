@@ -75,8 +75,9 @@ TEST_F(NodesFaults, EveryAgentEndsWithTheFirstFailingWorkersCode) {
   }
 }
 
-std::string write_record(const std::string& kind) {
-  return "echo '{\"message\": {\"message\": \"an " + kind +
+std::string write_record(const std::string& kind, std::string message = {}) {
+  if (message.empty()) message = "an " + kind;
+  return "echo '{\"message\": {\"message\": \"" + message +
          "\", \"extraInfo\": {\"timestamp\": \"1700000000\", \"kind\": \"" +
          kind + "\"}}}' > $TORCHELASTIC_ERROR_FILE; ";
 }
@@ -102,6 +103,27 @@ TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
     // The lines say which node wrote them and when, for a log of all nodes.
     EXPECT_THAT(result.err,
                 ContainsRegex("lockstep run \\[[^ ]+ 20[0-9-]+ [0-9:.]+\\]: "));
+  }
+}
+
+// The rank that the echo names says nothing itself, and has ended well or runs.
+TEST_F(NodesFaults, RankThatAVictimOnAnotherNodeNamesIsTheCause) {
+  for (const char* ending : {"exit 0", "exec sleep 60"}) {
+    nodes_.clear();
+    const auto thrown = scratch() / (ending + std::to_string(port()));
+    start_two({},
+              "echo agent; [ $RANK = 0 ] && { until [ -e '" + thrown.string() +
+                  "' ]; do sleep 0.01; done; " +
+                  write_record("echo", "rank 1 has left the group") +
+                  "exit 7; }; touch '" + thrown.string() + "'; " + ending,
+              "agent");
+    for (auto& one : nodes_) {
+      const auto result = one->finish(seconds(20));
+      EXPECT_EQ(result.exit_code, 1) << result.err;
+      EXPECT_THAT(result.err, AllOf(HasSubstr("]: rank 1 "),
+                                    HasSubstr("on node 1 ("),
+                                    HasSubstr("rank 1 has left the group")));
+    }
   }
 }
 
@@ -257,6 +279,36 @@ TEST_P(NodesFaultsAtAStore, PauseOfFiveSecondsIsNobodysDeath) {
   }
 }
 
+// A bug: a node that was paused when the job ended found no store any more, and
+// failed though the job had succeeded.
+TEST_P(NodesFaultsAtAStore, NodeThatIsPausedAtTheEndLearnsHowTheJobEnded) {
+  const auto end = scratch() / "end";
+  start_two({},
+            "echo agent $PPID; [ $GROUP_RANK = 1 ] && exit 0; until [ -e " +
+                end.string() + " ]; do sleep 0.02; done",
+            "agent ");
+  const pid_t agent = agent_of(node(1));
+  // The agent has no child any more once it has seen the end of its worker.
+  const std::string children = "/proc/" + std::to_string(agent) + "/task/" +
+                               std::to_string(agent) + "/children";
+  const auto has_child = [&] {
+    std::string words;
+    std::ifstream(children) >> words;
+    return !words.empty();
+  };
+  while (has_child()) std::this_thread::sleep_for(std::chrono::milliseconds(9));
+  std::this_thread::sleep_for(seconds(1));
+  kill(agent, SIGSTOP);
+  std::ofstream(end).put('.');
+  node(0).await_error("knows that the job has ended");
+  std::this_thread::sleep_for(seconds(5));
+  kill(agent, SIGCONT);
+  for (auto& one : nodes_) {
+    const auto result = one->finish(seconds(20));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+}
+
 TEST_P(NodesFaultsAtAStore, PausedAgentIsGivenUpWhenItsTimeIsUpAndSaysSo) {
   const std::string times = "keep_alive_interval=0.5,keep_alive_max_attempt=4";
   start_two({"--rdzv-conf=" + times}, kStay, "agent ");
@@ -339,7 +391,8 @@ TEST_P(NodesFaultsAtAStore, KilledHostOfTheStoreIsNamedAtOnce) {
 }
 
 TEST_P(NodesFaultsAtAStore, PausedHostOfTheStoreIsGivenUpAndSaysSo) {
-  start_two({"--rdzv-conf=keep_alive_interval=1"}, kStay, "agent ");
+  start_two({"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"},
+            kStay, "agent ");
   const pid_t host = agent_of(node(0));
   kill(host, SIGSTOP);
   const auto result = node(1).finish(seconds(20));

@@ -20,6 +20,7 @@
 
 #include "lockstep/launch/endpoint.h"
 #include "lockstep/launch/rendezvous/store_client.h"
+#include "lockstep/launch/store_connections.h"
 #include "tests/harness/message_of.h"
 
 namespace lockstep::internal::testing {
@@ -543,6 +544,101 @@ TEST(StoreServerWire, SecretAndRecordsAreNotReadable) {
   for (const char* words : {"record of a node", "lockstep/node", "secret"}) {
     EXPECT_EQ(seen.find(words), std::string::npos) << words;
   }
+}
+
+// An agent that rejoins the store if its connection breaks.
+class StoreSessionTest : public StoreServerTest {
+ protected:
+  std::unique_ptr<StoreClient> agent(const std::string& id) {
+    return std::make_unique<StoreClient>(
+        raw(), secret(), Deadline::after(seconds(20)),
+        Rejoining{.agent = id,
+                  .given_up = [this] { return given_up_.load(); },
+                  .broken = [this] { ++broken_; },
+                  .back = [] {}});
+  }
+  bool await_absence_of(const std::string& id) {
+    const Deadline deadline = Deadline::after(seconds(20));
+    while (server_->agents().contains(id) && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    return !server_->agents().contains(id);
+  }
+
+  std::atomic<bool> given_up_{false};
+  std::atomic<int> broken_{0};
+};
+INSTANTIATE_TEST_SUITE_P(, StoreSessionTest, ::testing::Bool(), name_of);
+
+// FAULTS 31: every request is done once, however often the connection breaks,
+// also while it is on its way or its reply is.
+TEST_P(StoreSessionTest, NoRequestIsLostOrDoneTwice) {
+  auto counting = agent("a");
+  auto waiting = agent("b");
+  std::atomic<bool> done{false};
+  std::thread breaker([&] {
+    std::minstd_rand random(7);
+    while (!done) {
+      shut_connections_to(port_);
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+    }
+  });
+  const FileDescriptor never(eventfd(0, EFD_CLOEXEC));
+  for (int number = 1; number <= 300; ++number) {
+    ASSERT_EQ(counting->add("count", 1), number);
+    counting->set("text", std::to_string(number));
+    waiting->await_change({"text"}, milliseconds(1), never.get());
+    ASSERT_EQ(waiting->get("text"), std::to_string(number));
+  }
+  done = true;
+  breaker.join();
+  EXPECT_EQ(own_->add("count", 0), 300);
+  EXPECT_EQ(server_->agents(), (std::set<std::string>{"a", "b"}));
+}
+
+TEST_P(StoreSessionTest, AnAgentWhoseProcessEndedIsAbsentSoon) {
+  auto stays = agent("stays");
+  auto ends = agent("ends");
+  EXPECT_EQ(server_->agents(), (std::set<std::string>{"ends", "stays"}));
+  ends.reset();
+  EXPECT_TRUE(await_absence_of("ends"));
+  EXPECT_TRUE(server_->agents().contains("stays"));
+  // The agent begins anew, which a new process of the same id would do.
+  ends = agent("ends");
+  ends->set("key", "value");
+  EXPECT_TRUE(server_->agents().contains("ends"));
+}
+
+TEST_P(StoreSessionTest, AnAgentThatTheStoreDoesNotKnowIsTold) {
+  auto client = agent("a");
+  client->set("key", "value");
+  const int port = port_;
+  own_.reset();
+  server_.reset();
+  // Another job's store, at the same port.
+  FileDescriptor listener = bind_socket(loopback(port));
+  ASSERT_EQ(::listen(listener.get(), 64), 0);
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  server_.emplace(std::move(listener), FileDescriptor(ends[0]), secret());
+  const FileDescriptor other(ends[1]);
+  EXPECT_THAT(message_of([&] { client->get("key"); }),
+              HasSubstr("does not know this agent any more"));
+}
+
+TEST_P(StoreSessionTest, AStoreWhoseProcessHasEndedIsLostSoon) {
+  auto client = agent("a");
+  own_.reset();
+  server_.reset();
+  EXPECT_THROW(client->get("key"), AgentStoreError);
+  EXPECT_EQ(broken_, 0);
+}
+
+TEST_P(StoreSessionTest, WhoeverGivesUpIsNotHeldUp) {
+  auto client = agent("a");
+  given_up_ = true;
+  shut_connections_to(port_);
+  EXPECT_THROW(client->get("key"), AgentStoreError);
 }
 
 }  // namespace

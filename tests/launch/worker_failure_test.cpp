@@ -60,6 +60,39 @@ TEST(WorkerFailure, OfOneMomentTheKilledThenTheLowestRank) {
             (std::vector<int>{3, 1, 2}));
 }
 
+// The words of the victims decide, however the rank ended that they name.
+TEST(WorkerFailure, RankThatOthersNameComesFirst) {
+  WorkerFailure named = threw(7, 20, FailureKind::cause, 20);
+  named.error.message.clear();
+  named.exit_code = 143;
+  named.signal = 15;
+  named.was_stopped = true;
+  named.named_by = "rank 0: all_reduce #5 failed: rank 7 has left the group";
+  named.logs = {{.file = "stderr.log", .lines = {"a", "no such file: x.csv"}}};
+  EXPECT_EQ(order({threw(0, 10, FailureKind::echo, 9),
+                   threw(2, 9, FailureKind::cause, 8), failed(1, 8), named}),
+            (std::vector<int>{7, 2, 1, 0}));
+  const std::string text = describe({named, failed(1, 8)}, 0, 0);
+  EXPECT_THAT(text, ::testing::StartsWith("rank 7 failed: killed by SIGTERM"));
+  EXPECT_THAT(text,
+              ::testing::HasSubstr("\n  its last line: no such file: x.csv\n  "
+                                   "rank 0: all_reduce #5 failed: rank 7"));
+  named.exit_code = 0;
+  named.signal.reset();
+  EXPECT_EQ(headline(named), "rank 7 left while others needed it: exit code 0");
+}
+
+TEST(WorkerFailure, EchoesNameRanks) {
+  EXPECT_EQ(ranks_named_in("all_reduce #5 of rank 3 failed after 9 ms: rank 7 "
+                           "has left the group, rank 12 died"),
+            (std::set<int>{7, 12}));
+  EXPECT_EQ(ranks_named_in("rank 1 failed: rank 2 left because of an error"),
+            (std::set<int>{1, 2}));
+  EXPECT_EQ(ranks_named_in("rank 4 did not come; rank  died; rank x died"),
+            std::set<int>());
+  EXPECT_EQ(ranks_named_in("rank 99999999999999 died"), std::set<int>());
+}
+
 class ErrorFile : public ::testing::Test {
  protected:
   ErrorFile() {

@@ -87,6 +87,7 @@ Reply KeyTable::apply(const Request& request) {
     case Request::Operation::for_round:
     case Request::Operation::worker_call:
     case Request::Operation::worker_gone:
+    case Request::Operation::session:
       break;
   }
   return refusal("this request is not about one key");

@@ -29,6 +29,7 @@ class HostedStore : public StoreClient {
       : StoreClient(std::move(socket), std::nullopt, deadline),
         server_(std::move(server)) {}
 
+  std::set<std::string> agents() override { return server_->agents(); }
   std::unique_ptr<StoreLine> open_line(const Deadline& deadline) override {
     auto [own, others] = socket_pair();
     server_->serve_too(std::move(others));
@@ -55,7 +56,7 @@ std::unique_ptr<AgentStore> connect(const AgentStoreAddress& address,
   FileDescriptor socket = connect_to(where, deadline.remaining());
   if (!socket) throw AgentStoreError("no process listens there");
   return std::make_unique<StoreClient>(std::move(socket), address.secret,
-                                       deadline);
+                                       deadline, address.rejoining);
 }
 
 }  // namespace

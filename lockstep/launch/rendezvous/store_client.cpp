@@ -1,12 +1,14 @@
 #include "lockstep/launch/rendezvous/store_client.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <thread>
 #include <utility>
-
-#include "lockstep/launch/endpoint.h"
 
 namespace lockstep::internal {
 namespace {
@@ -16,6 +18,23 @@ using Operation = Request::Operation;
 using Progress = StoreChannel::Progress;
 
 constexpr size_t kReadBytes = 16 << 10;
+// How long the other host may acknowledge nothing. Its kernel acknowledges even
+// while its agent is stopped, so this can be short.
+constexpr milliseconds kDeadHostAllowance{2500};
+// The times of a try to connect again. The way to the other host may heal at
+// any moment, and TCP alone would wait for as long again before it tries.
+constexpr milliseconds kTryInterval{100};
+constexpr milliseconds kTryAllowance{500};
+constexpr milliseconds kHelloAllowance{3000};
+// How long the host may refuse connections before the store's process counts as
+// ended: a proxy between the hosts may start again.
+constexpr milliseconds kRefusalAllowance{1000};
+
+// The host of the store does not know this agent any more.
+class SessionOver : public AgentStoreError {
+ public:
+  using AgentStoreError::AgentStoreError;
+};
 
 [[noreturn]] void fail_closed() {
   throw AgentStoreError("the connection is closed");
@@ -25,18 +44,101 @@ int poll_timeout(milliseconds left) {
   return static_cast<int>(bounded_timeout(left).count());
 }
 
+// Returns the address of the other side of a connection.
+SocketAddress peer_of(int socket) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof(name);
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
+    fail_closed();
+  }
+  return {reinterpret_cast<sockaddr*>(&name), length};
+}
+
+// Without probes of the kernel, which would end the other side's connection by
+// a reset: to the store that would look like the end of this agent.
+void break_if_unacknowledged(int socket) {
+  const int allowed = static_cast<int>(kDeadHostAllowance.count());
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &allowed, sizeof(allowed));
+}
+
 }  // namespace
 
 StoreClient::StoreClient(FileDescriptor socket,
                          const std::optional<std::string>& secret,
-                         const Deadline& deadline)
+                         const Deadline& deadline,
+                         std::optional<Rejoining> rejoining)
     : secret_(secret),
+      rejoining_(std::move(rejoining)),
       tls_(secret ? std::make_unique<TlsSettings>(TlsSettings::Side::client,
                                                   *secret)
                   : nullptr),
       channel_(std::move(socket), tls_.get()) {
+  if (rejoining_) {
+    host_ = peer_of(channel_.fd());
+    break_if_unacknowledged(channel_.fd());
+  }
+  begin(deadline);
+}
+
+bool StoreClient::begin(const Deadline& deadline) {
   shake_hands(deadline);
-  call({.operation = Operation::hello, .number = kStoreVersion}, deadline);
+  Reply reply = exchange(
+      {.operation = Operation::hello, .number = kStoreVersion}, deadline);
+  if (reply.kind == Reply::Kind::refused) throw AgentStoreError(reply.text);
+  if (!rejoining_) return false;
+  reply = exchange({.operation = Operation::session,
+                    .key = rejoining_->agent,
+                    .number = calls_},
+                   deadline);
+  if (reply.kind == Reply::Kind::refused) throw SessionOver(reply.text);
+  return calls_ > 0 && reply.number == calls_;
+}
+
+template <class Begin>
+auto StoreClient::reach_host(const std::function<bool()>& over,
+                             const std::function<void()>& failed,
+                             const Begin& begin_on) {
+  std::optional<Deadline> refusal;
+  while (!over()) {
+    FileDescriptor socket = connect_to(*host_, kTryAllowance);
+    if (socket || errno != ECONNREFUSED) {
+      refusal.reset();
+    } else if (!refusal) {
+      refusal = Deadline::after(kRefusalAllowance);
+    } else if (refusal->expired()) {
+      break;
+    }
+    if (socket) {
+      try {
+        return begin_on(std::move(socket), Deadline::after(kHelloAllowance));
+      } catch (const SessionOver&) {
+        throw;
+      } catch (const AgentStoreError&) {
+        // The way to the host has broken again.
+      }
+    }
+    if (!refusal) failed();
+    std::this_thread::sleep_for(kTryInterval);
+  }
+  fail_closed();
+}
+
+bool StoreClient::rejoin() {
+  bool told = false;
+  const auto failed = [&] {
+    if (!std::exchange(told, true)) rejoining_->broken();
+  };
+  return reach_host(
+      rejoining_->given_up, failed,
+      [&](FileDescriptor socket, const Deadline& deadline) {
+        break_if_unacknowledged(socket.get());
+        channel_ = StoreChannel(std::move(socket), tls_.get());
+        input_ = {};
+        is_awaiting_ = false;
+        const bool done = begin(deadline);
+        if (told) rejoining_->back();
+        return done;
+      });
 }
 
 // Keeps the connection that has shaken hands.
@@ -78,16 +180,17 @@ std::unique_ptr<StoreLine> StoreClient::make_line(
 }
 
 std::unique_ptr<StoreLine> StoreClient::open_line(const Deadline& deadline) {
-  sockaddr_storage name{};
-  socklen_t length = sizeof(name);
-  if (getpeername(channel_.fd(), reinterpret_cast<sockaddr*>(&name), &length) !=
-      0) {
-    fail_closed();
+  if (!rejoining_) {
+    FileDescriptor socket =
+        connect_to(peer_of(channel_.fd()), deadline.remaining());
+    if (!socket) fail_closed();
+    return make_line(std::move(socket), secret_, deadline);
   }
-  const SocketAddress host(reinterpret_cast<sockaddr*>(&name), length);
-  FileDescriptor socket = connect_to(host, deadline.remaining());
-  if (!socket) fail_closed();
-  return make_line(std::move(socket), secret_, deadline);
+  return reach_host([&] { return deadline.expired() || rejoining_->given_up(); },
+                    [] {},
+                    [&](FileDescriptor socket, const Deadline& until) {
+                      return make_line(std::move(socket), secret_, until);
+                    });
 }
 
 void StoreClient::shake_hands(const Deadline& deadline) {
@@ -171,7 +274,27 @@ Reply StoreClient::call(const Request& request, const Deadline& deadline) {
         "a record of " + std::to_string(request.value.size()) +
         " bytes is too long; allowed are " + std::to_string(kMostValueBytes));
   }
+  ++calls_;
+  std::optional<Reply> reply;
+  bool done = false;
+  while (!reply) {
+    try {
+      reply = done ? await_reply(deadline) : exchange(request, deadline);
+    } catch (const AgentStoreError&) {
+      if (!rejoining_) throw;
+      done = rejoin();
+    }
+  }
+  if (reply->kind == Reply::Kind::refused) throw AgentStoreError(reply->text);
+  return std::move(*reply);
+}
+
+Reply StoreClient::exchange(const Request& request, const Deadline& deadline) {
   send(request, deadline);
+  return await_reply(deadline);
+}
+
+Reply StoreClient::await_reply(const Deadline& deadline) {
   while (true) {
     auto reply = take_reply();
     if (!reply) {
@@ -179,8 +302,6 @@ Reply StoreClient::call(const Request& request, const Deadline& deadline) {
     } else if (std::exchange(is_awaiting_, false)) {
       // This reply is to await_change(), which has returned without it: the
       // next call asks for the same changes.
-    } else if (reply->kind == Reply::Kind::refused) {
-      throw AgentStoreError(reply->text);
     } else {
       return std::move(*reply);
     }
@@ -224,21 +345,34 @@ void StoreClient::await_change(const std::vector<std::string>& keys,
     // that wait.
     check(keys.front());
   }
-  send({.operation = Operation::await_change,
-        .number = last_change_,
-        .keys = keys},
-       deadline);
-  is_awaiting_ = true;
-  while (true) {
-    if (const auto reply = take_reply()) {
-      is_awaiting_ = false;
-      last_change_ = reply->number;
-      return;
+  try {
+    send({.operation = Operation::await_change,
+          .number = last_change_,
+          .keys = keys},
+         deadline);
+    is_awaiting_ = true;
+    while (true) {
+      if (const auto reply = take_reply()) {
+        is_awaiting_ = false;
+        last_change_ = reply->number;
+        return;
+      }
+      pollfd entries[] = {{channel_.fd(), wanted_events_, 0},
+                          {wake_fd, POLLIN, 0}};
+      const int ready = poll(entries, 2, poll_timeout(deadline.remaining()));
+      if (entries[1].revents != 0 || (ready == 0 && deadline.expired())) return;
     }
-    pollfd entries[] = {{channel_.fd(), wanted_events_, 0},
-                        {wake_fd, POLLIN, 0}};
-    const int ready = poll(entries, 2, poll_timeout(deadline.remaining()));
-    if (entries[1].revents != 0 || (ready == 0 && deadline.expired())) return;
+  } catch (const AgentStoreError&) {
+    if (!rejoining_) throw;
+    // The next call asks for the same changes.
+    while (rejoin()) {
+      try {
+        await_reply(Deadline::after(kHelloAllowance));  // of an earlier call
+        return;
+      } catch (const AgentStoreError&) {
+        // The way to the host has broken again.
+      }
+    }
   }
 }
 

@@ -3,7 +3,7 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr uint64_t kLastOperation = 10;
+constexpr uint64_t kLastOperation = 11;
 constexpr uint64_t kLastKind = 4;
 
 // A call or a reply of a worker: what it is, the number of the worker's

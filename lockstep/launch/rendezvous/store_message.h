@@ -17,7 +17,7 @@ namespace lockstep::internal {
 inline constexpr size_t kMostKeyBytes = 255;
 inline constexpr size_t kMostValueBytes = 60'000;
 inline constexpr size_t kMostAwaitedKeys = 8;
-inline constexpr int64_t kStoreVersion = 2;
+inline constexpr int64_t kStoreVersion = 3;
 
 struct Request {
   enum class Operation : uint8_t {
@@ -38,6 +38,11 @@ struct Request {
     worker_call = 9,
     // The worker's connection `number` is closed. Not answered.
     worker_gone = 10,
+    // From now on this connection is the one of the agent `key`; an earlier one
+    // is closed. `number` is how many requests the agent has sent before, from
+    // set to set_if_absent; 0: it begins. Answered by the number of those that
+    // were done. If that is all, the reply to the last one follows once more.
+    session = 11,
   };
   Operation operation = Operation::hello;
   std::string key{};

@@ -1,5 +1,7 @@
 #include "lockstep/launch/rendezvous/store_server.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -32,6 +34,35 @@ constexpr size_t kMostHelloBytes = 64;
 constexpr milliseconds kLook{250};  // while a connection is due
 constexpr milliseconds kLongestStep{2000};
 constexpr milliseconds kDeafTime{1000};
+// An agent sends something twice a second. If nothing has come for this long,
+// a connection that breaks was cut before.
+constexpr milliseconds kLongSilence{2000};
+constexpr size_t kMostSessions = 16384;
+// When the kernel asks whether the host of a silent connection lives.
+constexpr int kProbeAfterSeconds = 60;
+constexpr int kProbeSeconds = 20;
+
+// So that connections of hosts that are gone do not stay for ever.
+void probe_when_silent(int socket) {
+  const int on = 1;
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &kProbeAfterSeconds,
+             sizeof(kProbeAfterSeconds));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &kProbeSeconds,
+             sizeof(kProbeSeconds));
+}
+
+// Returns whether a connection that is over was ended by the other side's
+// process. Its kernel then sends the end of the stream; or a reset, if the
+// process had not read everything. But a reset also comes from a host that was
+// cut off and has given the connection up.
+bool is_end_of_process(int socket, bool was_silent) {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return true;
+  return info.tcpi_state == TCP_CLOSE_WAIT ||
+         (info.tcpi_state == TCP_CLOSE && !was_silent);
+}
 
 // Blocks every signal for the thread that is started meanwhile.
 class SignalsBlocked {
@@ -166,6 +197,7 @@ void StoreServer::accept_new() {
       }
       return;
     }
+    probe_when_silent(socket.get());
     if (strangers_.size() >= limits_.strangers) drop(*strangers_.begin());
     Connection& connection = adopt(std::move(socket), tls_ ? &*tls_ : nullptr);
     strangers_.insert(connection.id);
@@ -186,6 +218,7 @@ void StoreServer::drop(Id id) {
   const auto found = connections_.find(id);
   end_wait(*found->second);
   leave_round(*found->second);
+  leave_session(*found->second);
   strangers_.erase(id);
   dated_.erase(id);
   connections_.erase(found);  // closing the socket removes it from epoll
@@ -249,6 +282,7 @@ bool StoreServer::flush(Connection& connection) {
 
 void StoreServer::answer(Connection& connection, const std::string& message) {
   Request request = parse_request(message);
+  connection.heard = Clock::now();
   // A connection has one request at a time. What comes while it waits ends the
   // wait.
   end_wait(connection);
@@ -258,6 +292,8 @@ void StoreServer::answer(Connection& connection, const std::string& message) {
   }
   if (is_hello) {
     answer_hello(connection, request);
+  } else if (request.operation == Request::Operation::session) {
+    answer_session(connection, request);
   } else if (request.operation == Request::Operation::await_change) {
     await_change(connection, std::move(request));
   } else if (request.operation == Request::Operation::for_round) {
@@ -266,10 +302,77 @@ void StoreServer::answer(Connection& connection, const std::string& message) {
              request.operation == Request::Operation::worker_gone) {
     answer_worker(connection, request);
   } else {
-    const int64_t before = table_.last_change();
-    connection.output += encode(table_.apply(request));
-    if (table_.last_change() != before) tell_waiters(request.key);
+    answer_key(connection, request);
   }
+}
+
+void StoreServer::answer_key(Connection& connection, const Request& request) {
+  const int64_t before = table_.last_change();
+  std::string reply = encode(table_.apply(request));
+  connection.output += reply;
+  if (!connection.agent.empty()) {
+    Session& session = sessions_.at(connection.agent);
+    ++session.done;
+    session.last_reply = std::move(reply);
+  }
+  if (table_.last_change() != before) tell_waiters(request.key);
+}
+
+void StoreServer::answer_session(Connection& connection,
+                                 const Request& request) {
+  const auto found = sessions_.find(request.key);
+  const bool begins = request.number == 0;
+  const bool is_known = found != sessions_.end() &&
+                        (found->second.done == request.number ||
+                         found->second.done + 1 == request.number);
+  const bool has_room =
+      found != sessions_.end() || sessions_.size() < kMostSessions;
+  if (request.key.empty() || !connection.agent.empty() ||
+      (begins ? !has_room : !is_known)) {
+    connection.output += encode(Reply{
+        .kind = Reply::Kind::refused,
+        .text = "the host of the store does not know this agent any more"});
+    return;
+  }
+  if (found != sessions_.end() && found->second.connection) {
+    drop(*found->second.connection);
+  }
+  const std::lock_guard lock(mutex_);
+  Session& session = sessions_[request.key];
+  if (begins) session = {};
+  session.connection = connection.id;
+  session.closed.reset();
+  connection.agent = request.key;
+  connection.output += encode(
+      Reply{.kind = Reply::Kind::number, .number = session.done});
+  if (!begins && session.done == request.number) {
+    connection.output += session.last_reply;
+  }
+}
+
+void StoreServer::leave_session(const Connection& connection) {
+  if (connection.agent.empty()) return;
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  Session& session = sessions_.at(connection.agent);
+  session.connection.reset();
+  if (is_end_of_process(connection.channel.fd(),
+                        now - connection.heard > kLongSilence)) {
+    session.closed = now;
+  }
+}
+
+std::set<std::string> StoreServer::agents() {
+  const auto now = Clock::now();
+  const std::lock_guard lock(mutex_);
+  std::set<std::string> all;
+  for (const auto& [agent, session] : sessions_) {
+    if (session.closed && now - *session.closed > limits_.until_rejoined) {
+      continue;
+    }
+    all.insert(agent);
+  }
+  return all;
 }
 
 void StoreServer::serve_workers(Connection& connection,

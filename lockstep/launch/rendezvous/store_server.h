@@ -32,8 +32,11 @@ struct StoreServerLimits {
   // From the accepted connection to its hello.
   std::chrono::milliseconds until_hello{5000};
   // From the first byte of a message to its last, and for how long a reply may
-  // not be taken.
-  std::chrono::milliseconds message{10'000};
+  // not be taken. Longer than the network may be cut.
+  std::chrono::milliseconds message{60'000};
+  // How long an agent whose connection was closed, as by the end of its
+  // process, still counts as one that may rejoin.
+  std::chrono::milliseconds until_rejoined{500};
 };
 
 // The agents' store: answers the requests of store_message.h at a socket that
@@ -45,6 +48,10 @@ struct StoreServerLimits {
 // Keeps the keys of the workers too, apart from those of the agents: a table
 // for each round, from the first call to the end of the last connection for
 // that round.
+//
+// An agent that says who it is (Operation::session) has a session, which
+// outlives its connections: it connects again, and no request of it is lost or
+// done twice. Each session keeps the last reply.
 //
 // The time in which this process is stopped (SIGSTOP) does not count against
 // any connection.
@@ -66,6 +73,11 @@ class StoreServer {
   // this side's end of a socket pair. Any thread.
   void serve_too(FileDescriptor socket);
 
+  // Returns the agents with a session that are connected or may rejoin: whose
+  // connection was not closed by the end of their process, as far as this host
+  // can see. Any thread.
+  std::set<std::string> agents();
+
  private:
   using Clock = AwakeClock::Clock;
   using Id = uint64_t;  // of a connection; never used twice
@@ -81,6 +93,8 @@ class StoreServer {
     std::vector<std::string> awaited_keys{};
     // The round of the workers whose calls come on it.
     std::optional<int64_t> round{};
+    std::string agent{};         // whose session it is; empty: none
+    Clock::time_point heard{};  // when the last message came
     // When it is dropped, in awake_'s time.
     std::optional<Clock::duration> due{};
   };
@@ -97,6 +111,9 @@ class StoreServer {
   bool flush(Connection& connection);
   void answer(Connection& connection, const std::string& message);
   void answer_hello(Connection& connection, const Request& request);
+  void answer_session(Connection& connection, const Request& request);
+  void answer_key(Connection& connection, const Request& request);
+  void leave_session(const Connection& connection);
   void await_change(Connection& connection, Request request);
   void end_wait(Connection& connection);
   void serve_workers(Connection& connection, const Request& request);
@@ -124,7 +141,16 @@ class StoreServer {
   };
   std::map<int64_t, Round> rounds_;
   std::set<Id> closing_;  // of answer_worker()
+  struct Session {
+    int64_t done = 0;  // requests
+    std::string last_reply{};
+    std::optional<Id> connection{};
+    // When its process seems to have ended.
+    std::optional<Clock::time_point> closed{};
+  };
   std::mutex mutex_;
+  // By agent; changed by the thread, under mutex_.
+  std::map<std::string, Session> sessions_;
   std::vector<FileDescriptor> trusted_;  // to be served too
   Id next_id_;
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
