@@ -28,9 +28,10 @@ void require_state_dicts(const TrainingState& state) {
 
 void require_savable(const std::string& path, const TrainingState& state,
                      const SnapshotOptions& options, const Ranks& ranks) {
+  const SnapshotForm form = form_of(path, ranks);
   std::exception_ptr failure;
   try {
-    if (path.ends_with('/')) {
+    if (form == SnapshotForm::kFolder) {
       check_for_folder(state, options);
       require_state_dicts(state);
     } else if (ranks.rank() == 0) {  // which saves

@@ -162,7 +162,9 @@ class ForwardArguments {
                 if constexpr (only_caller
                                   ? is_caller_argument<Args>
                                   : HoldsTensors<std::decay_t<Args>>::value) {
-                  visit_tensors(args, visit);
+                  visit_tensors(args, [&]<typename T>(T& tensor) {
+                    if constexpr (!std::is_const_v<T>) visit(tensor);
+                  });
                 }
               }(),
               ...);

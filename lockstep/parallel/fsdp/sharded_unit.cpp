@@ -408,13 +408,6 @@ void UnitForward::take_inputs(const std::vector<at::Tensor*>& inputs) {
   }
 }
 
-void UnitForward::gives_back(at::Tensor& argument) const {
-  const auto found = std::ranges::find_if(inputs_, [&](const Input& input) {
-    return input.taken.is_same(argument);
-  });
-  if (found != inputs_.end()) argument = found->given;
-}
-
 void UnitForward::returns(at::Tensor& result) {
   if (std::ranges::any_of(inputs_, [&](const Input& input) {
         return input.given.is_same(result);

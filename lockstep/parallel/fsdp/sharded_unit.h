@@ -104,11 +104,9 @@ class UnitForward {
 
   // `inputs`: the tensors among the arguments, which may be replaced.
   void take_inputs(const std::vector<at::Tensor*>& inputs);
-  // Called for each tensor in the caller's own arguments when forward has ended
-  // or thrown: puts back the tensor that take_inputs() replaced.
-  void gives_back(at::Tensor& argument) const;
-  // Called afterwards for each tensor that forward returns, or may have put
-  // into the caller's arguments.
+  // Called for each tensor that forward returns, or has put into the caller's
+  // arguments, in which ForwardArguments has put back what take_inputs()
+  // replaced.
   void returns(at::Tensor& result);
   void returns(const at::Tensor& result);
   void end();
