@@ -153,7 +153,7 @@ void train(const Options& options) {
       digits.train, sampler,
       {.batch_size = options.batch_size / ranks, .drop_last = true});
   int64_t steps_per_epoch =
-      static_cast<int64_t>(*digits.train.size()) / options.batch_size;
+      static_cast<int64_t>(digits.train.size()) / options.batch_size;
   int64_t total_steps = steps_per_epoch * options.epochs;
 
   lockstep::TrainingState state{.model = net.ptr(), .optimizer = &optimizer};

@@ -34,7 +34,7 @@ class LoadedBatches final : public Batches {
  public:
   LoadedBatches(lockstep::TensorDataset dataset, int64_t batch_size)
       : dataset_(std::move(dataset)),
-        sampler_(static_cast<int64_t>(*dataset_.size())),
+        sampler_(static_cast<int64_t>(dataset_.size())),
         loader_(dataset_, sampler_,
                 {.batch_size = batch_size, .drop_last = true}) {}
 

@@ -20,7 +20,7 @@ Trainer::Trainer(const Job& job, int rank)
       device_(lockstep::local_device()),
       name_((device_.is_cuda() ? "GPU" : "CPU") + std::to_string(rank)),
       dataset_(make_dataset()),
-      sampler_(static_cast<int64_t>(*dataset_.size())),
+      sampler_(static_cast<int64_t>(dataset_.size())),
       loader_(dataset_, sampler_, {.batch_size = job.batch_size}),
       layer_(20, 1),
       optimizer_(layer_->parameters(), /*lr=*/1e-3) {

@@ -98,16 +98,17 @@ template <class Begin>
 auto StoreClient::reach_host(const std::function<bool()>& over,
                              const std::function<void()>& failed,
                              const Begin& begin_on) {
-  std::optional<Deadline> refusal;
+  bool refused = false;  // by every try since `allowance` began
+  Deadline allowance = Deadline::after(kRefusalAllowance);
   while (!over()) {
     FileDescriptor socket = connect_to(*host_, kTryAllowance);
-    if (socket || errno != ECONNREFUSED) {
-      refusal.reset();
-    } else if (!refusal) {
-      refusal = Deadline::after(kRefusalAllowance);
-    } else if (refusal->expired()) {
+    const bool refused_now = !socket && errno == ECONNREFUSED;
+    if (refused_now && !refused) {
+      allowance = Deadline::after(kRefusalAllowance);
+    } else if (refused_now && allowance.expired()) {
       break;
     }
+    refused = refused_now;
     if (socket) {
       try {
         return begin_on(std::move(socket), Deadline::after(kHelloAllowance));
@@ -117,7 +118,7 @@ auto StoreClient::reach_host(const std::function<bool()>& over,
         // The way to the host has broken again.
       }
     }
-    if (!refusal) failed();
+    if (!refused) failed();
     std::this_thread::sleep_for(kTryInterval);
   }
   fail_closed();
