@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,9 @@ class WrappedModule {
   void train(bool on = true) { module_->train(on); }
   void eval() { module_->eval(); }
   void zero_grad(bool set_to_none = true) { module_->zero_grad(set_to_none); }
+  friend std::ostream& operator<<(std::ostream& out, const Wrapper& wrapper) {
+    return out << *wrapper.module();
+  }
   // A device, a dtype or both. On all ranks alike, between two iterations.
   template <typename... Args>
   void to(Args&&... args) {

@@ -185,6 +185,7 @@ WORLD_TEST(WrappedModule, HasTheMembersOfTheModule, 2) {
             net->named_modules("net").keys());
   EXPECT_EQ(constant->name(), net->name());
   EXPECT_TRUE(constant.module() == net.ptr());
+  EXPECT_EQ(c10::str(constant), c10::str(*net));
   model->eval();
   EXPECT_FALSE(net->is_training() || constant->is_training());
   model->train();

@@ -99,9 +99,8 @@ inline void refuse_written(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_floating_point()) return;
   throw std::invalid_argument(
       "checkpoint: with use_reentrant the function has put a tensor into a "
-      "reference argument, where no gradient would reach it; return the "
-      "tensor, "
-      "or set use_reentrant to false");
+      "reference argument, where no gradient would reach it; return it, or set "
+      "use_reentrant to false");
 }
 
 // Returns the module that the function is or has; null if it has none.
