@@ -99,6 +99,7 @@ const std::vector<Job>& jobs() {
        "buffers_once",
        {.forward_sync_buffers = false}},
       {"batchnorm", std::nullopt, 1, "no_init_sync", {.init_sync = false}},
+      {"mlp", 0.0003, 1, "batched_grad_copy"},
   };
   return all;
 }

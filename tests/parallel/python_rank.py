@@ -43,6 +43,7 @@ OPTIONS = {
     "local_buffers": {"broadcast_buffers": False},
     "buffers_once": {"forward_sync_buffers": False},
     "no_init_sync": {"init_sync": False},
+    "batched_grad_copy": {"batched_grad_copy": True},  # Python's only
 }
 STEPS = 20
 ROWS = 4
