@@ -53,13 +53,37 @@ c10::Storage storage_over(const at::Tensor& memory, size_t bytes,
           nullptr, false};
 }
 
+// The .grad of a shard.
+class ShardGradient final : public c10::TensorImpl {
+ public:
+  ShardGradient(c10::Storage&& storage, c10::DispatchKeySet keys,
+                caffe2::TypeMeta dtype, std::shared_ptr<GradientDataUse> use)
+      : c10::TensorImpl(std::move(storage), keys, dtype),
+        use_(std::move(use)) {}
+  using c10::TensorImpl::shallow_copy_and_detach;
+  // Called by data(), with a version counter of its own.
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(
+      c10::VariableVersion&& version, bool changes) const override {
+    auto data =
+        c10::TensorImpl::shallow_copy_and_detach(std::move(version), changes);
+    if (use_->written.current_version() == 0) ++use_->reads;
+    data->set_version_counter(use_->written);
+    return data;
+  }
+
+ private:
+  const std::shared_ptr<GradientDataUse> use_;
+};
+
 // Returns a tensor over `storage`, which may have no memory yet. It is no view
 // as autograd knows it.
+template <typename Impl = c10::TensorImpl, typename... More>
 at::Tensor tensor_over(const c10::Storage& storage, at::ScalarType dtype,
                        int64_t offset, at::IntArrayRef sizes,
-                       const at::Tensor& like) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(storage), like.key_set(), c10::scalarTypeToTypeMeta(dtype));
+                       const at::Tensor& like, const More&... more) {
+  auto tensor =
+      at::detail::make_tensor<Impl>(c10::Storage(storage), like.key_set(),
+                                    c10::scalarTypeToTypeMeta(dtype), more...);
   auto* impl = tensor.unsafeGetTensorImpl();
   impl->set_sizes_contiguous(sizes);
   impl->set_storage_offset(offset);
@@ -426,11 +450,11 @@ void FlatParameters::add_to_shards(const at::Tensor& reduced) {
   for (auto& parameter : parameters_) {
     if (!parameter.shard.requires_grad()) continue;
     const auto [from, to] = parameter.range;
-    auto own =
-        tensor_over(gradients.storage(), gradients.scalar_type(),
-                    gradients.storage_offset() +
-                        (to > from ? parameter.offset + from - begin : 0),
-                    parameter.shard.sizes(), gradients);
+    auto own = tensor_over<ShardGradient>(
+        gradients.storage(), gradients.scalar_type(),
+        gradients.storage_offset() +
+            (to > from ? parameter.offset + from - begin : 0),
+        parameter.shard.sizes(), gradients, parameter.data_use);
     for (const auto& hook : torch::autograd::impl::hooks(parameter.shard)) {
       own = (*hook)({own}).front();
     }
@@ -513,6 +537,28 @@ const FlatParameters::Parameter* FlatParameters::full_written() const {
         return parameter.full_version != parameter.compute._version();
       });
   return found == parameters_.end() ? nullptr : &*found;
+}
+
+void FlatParameters::require_unclipped() {
+  const Parameter* clipped = nullptr;
+  for (auto& parameter : parameters_) {
+    auto& use = *parameter.data_use;
+    if (use.written.current_version() > 0) {
+      // Once for the norm, and once to write; clip_grad_value_ is right.
+      if (use.reads > 1 && size_ > 1) clipped = &parameter;
+      use.written.set_version(0);
+    }
+    use.reads = 0;
+  }
+  if (clipped == nullptr) return;
+  throw std::logic_error(c10::str(
+      "FullyShard: the gradient of the shard of parameter ", clipped->name,
+      " was written through data() after data() was read, as "
+      "torch::nn::utils::clip_grad_norm_ does it, which clips by the norm of "
+      "this rank's part of the gradients, so that each rank takes another "
+      "step. "
+      "Clip with lockstep::clip_grad_norm_, and write p.grad() itself by "
+      "hand"));
 }
 
 void FlatParameters::require_own_memory() const {

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -20,6 +21,13 @@
 namespace lockstep::internal {
 
 class ShardedUnit;
+
+// How the .grad of a shard was used through data(), which version counters of
+// the gradient do not see.
+struct GradientDataUse {
+  c10::VariableVersion written{0};  // of what data() returned
+  int reads = 0;                    // calls of data() before the first write
+};
 
 // A parameter that a unit will shard, and every place where it is registered.
 struct FoundParameter {
@@ -103,6 +111,8 @@ class FlatParameters {
     bool used = false;
     bool received = false;
     std::optional<uint32_t> fresh_version{};
+    std::shared_ptr<GradientDataUse> data_use =
+        std::make_shared<GradientDataUse>();
   };
   const std::vector<Parameter>& parameters() const { return parameters_; }
   int64_t padded() const { return slice_ * size_; }
@@ -189,6 +199,9 @@ class FlatParameters {
   const Parameter* full_written() const;
   // Throws std::logic_error if a shard has got other memory or another dtype.
   void require_own_memory() const;
+  // Throws std::logic_error if torch::nn::utils::clip_grad_norm_ has clipped
+  // gradients of shards since the last call: each rank by another norm.
+  void require_unclipped();
 
  private:
   void make_memory(const FullyShardOptions& options);

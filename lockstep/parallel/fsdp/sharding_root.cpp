@@ -106,6 +106,7 @@ void ShardingRoot::begin_reading() {
   for (const auto& unit : alive) {
     for (const auto& flat : unit->flats()) {
       flat->require_own_memory();
+      flat->require_unclipped();
       flat->follow_requires_grad();
       flat->open_gradients();
     }

@@ -123,6 +123,41 @@ WORLD_TEST(FsdpShards, AnOptimizerFromBeforeShardingThrows, 1, 2) {
   });
 }
 
+// Each rank clipped by the norm of its own part.
+WORLD_TEST(FsdpShards, ClippingByLibTorchIsRefused, 1, 2, 3) {
+  on_fsdp_paths(world, [&](const FullyShardOptions& options) {
+    BothNets nets(options);
+    torch::optim::SGD plain_sgd(nets.plain->parameters(),
+                                torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::SGD sgd(nets.model->parameters(),
+                          torch::optim::SGDOptions(0.1).momentum(0.9));
+    // What is right is no mistake.
+    for (int step = 0; step < 3; ++step) {
+      plain_step(nets.plain, plain_sgd, step, world.size);
+      sgd.zero_grad();
+      nets.backward(step, world.rank);
+      torch::nn::utils::clip_grad_value_(nets.model->parameters(), 1e3);
+      sgd.step();
+    }
+    nets.expect_equal(1e-12);
+    for (const double norm_type : {2.0, 1.0}) {
+      sgd.zero_grad();
+      nets.backward(3, world.rank);
+      torch::nn::utils::clip_grad_norm_(nets.model->parameters(), 1e3,
+                                        norm_type);
+      sgd.step();
+      sgd.zero_grad();
+      const auto said = message_of([&] { nets.backward(4, world.rank); });
+      if (world.size == 1) {
+        EXPECT_EQ(said, "");
+      } else {
+        EXPECT_THAT(said, HasSubstr("Clip with lockstep::clip_grad_norm_"));
+      }
+    }
+    nets.backward(5, world.rank);
+  });
+}
+
 struct PartsImpl : torch::nn::Module {
   PartsImpl() {
     for (const auto* name : {"always", "sometimes", "never"}) {
