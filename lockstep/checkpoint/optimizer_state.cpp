@@ -338,8 +338,8 @@ class NamesOfModule {
 };
 
 // Returns the state, which has names, with the parameters of each group in the
-// order that they have in `optimizer`. Throws std::invalid_argument if the names
-// do not fit; another number of groups is left to OptimizerLoad.
+// order that they have in `optimizer`. Throws std::invalid_argument if the
+// names do not fit; another number of groups is left to OptimizerLoad.
 OptimizerState in_order_of(const Optimizer& optimizer,
                            const OptimizerState& state,
                            const torch::nn::Module& module) {
@@ -449,8 +449,8 @@ OptimizerState state_dict(const Optimizer& optimizer,
 namespace internal {
 
 OptimizerState ordered_state(const Snapshot& snapshot, const ModuleLoad& load,
-                              const Optimizer& optimizer,
-                              const torch::nn::Module& module) {
+                             const Optimizer& optimizer,
+                             const torch::nn::Module& module) {
   if (has_names(*snapshot.optimizer_state)) {
     return in_order_of(optimizer, *snapshot.optimizer_state, module);
   }

@@ -55,7 +55,7 @@ std::unique_ptr<Save> begin_save(const std::string& path,
                                  const TrainingState& state,
                                  const SnapshotOptions& options,
                                  const Ranks& ranks, SaveFiles& files) {
-  if (form_of(path, ranks) == SnapshotForm::kFolder) {
+  if (names_folder(path, ranks)) {
     return std::make_unique<ShardedSave>(path, state, options, ranks, files);
   }
   return std::make_unique<FileSave>(path, state, options, ranks);

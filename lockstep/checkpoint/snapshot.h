@@ -57,7 +57,9 @@ struct ItemState {
 };
 
 // Everything that a training run needs to continue. Tensors that were read are
-// on the CPU; tensors to be written may be on any device.
+// on the CPU, and views of memory as Python has saved them (of any strides,
+// also lazy conjugates and negatives): copy them before you look at their
+// memory. Tensors to be written may be on any device.
 struct Snapshot {
   NamedTensors model_state{};
   // None: the file holds only a model, as the Python tutorial's does.

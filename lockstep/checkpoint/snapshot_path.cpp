@@ -1,7 +1,9 @@
 #include "lockstep/checkpoint/snapshot_path.h"
 
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
+#include <system_error>
 
 namespace lockstep::internal {
 namespace {
@@ -13,12 +15,20 @@ bool is_directory(const std::string& path) {
   return fs::is_directory(path, error);
 }
 
-SnapshotForm form_of(const std::string& path, bool is_folder) {
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+// Returns the form of a file with this name; none if no file has it.
+std::optional<SnapshotForm> form_by_name(const std::string& path) {
   const std::string extension = fs::path(path).extension();
-  if (is_folder) return SnapshotForm::kFolder;
   if (extension == ".pt" || extension == ".pth") return SnapshotForm::kPt;
   if (extension == ".safetensors") return SnapshotForm::kSafetensors;
-  if (extension.empty() && !path.empty()) return SnapshotForm::kFolder;
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse_name(const std::string& path) {
   throw std::invalid_argument(
       "\"" + path +
       "\" cannot be the name of a snapshot: a file ends in .pt or .pth (the "
@@ -26,16 +36,28 @@ SnapshotForm form_of(const std::string& path, bool is_folder) {
       "\"/\", has no extension, or exists");
 }
 
+bool may_be_new_folder(const std::string& path) {
+  return !path.empty() && !fs::path(path).has_extension();
+}
+
 }  // namespace
 
 SnapshotForm form_of(const std::string& path) {
-  return form_of(path, path.ends_with('/') || is_directory(path));
+  if (path.ends_with('/') || is_directory(path)) return SnapshotForm::kFolder;
+  if (const auto form = form_by_name(path)) return *form;
+  if (may_be_new_folder(path)) return SnapshotForm::kFolder;
+  refuse_name(path);
 }
 
-SnapshotForm form_of(const std::string& path, const Ranks& ranks) {
-  if (path.ends_with('/')) return SnapshotForm::kFolder;
-  return form_of(path,
-                 !ranks.share(is_directory(path) ? "folder" : "", 0).empty());
+bool names_folder(const std::string& path, const Ranks& ranks, bool only_read) {
+  if (path.ends_with('/')) return true;
+  if (form_by_name(path)) return is_directory(path);
+  const std::string seen = ranks.share(is_directory(path)           ? "folder"
+                                       : only_read && is_file(path) ? "file"
+                                                                    : "",
+                                       0);
+  if (seen.empty() && !may_be_new_folder(path)) refuse_name(path);
+  return seen != "file";
 }
 
 }  // namespace lockstep::internal

@@ -15,8 +15,10 @@ enum class SnapshotForm { kPt, kSafetensors, kFolder };
 // Throws std::invalid_argument for any other extension.
 SnapshotForm form_of(const std::string& path);
 
-// The same on all ranks, of which the first looks whether there is such a
-// directory. Collective.
-SnapshotForm form_of(const std::string& path, const Ranks& ranks);
+// Whether it is kFolder. If the name alone does not say it, the first rank
+// looks for all, and the call is collective. `only_read`: a file that is there,
+// of any name, is no folder and no error.
+bool names_folder(const std::string& path, const Ranks& ranks,
+                  bool only_read = false);
 
 }  // namespace lockstep::internal

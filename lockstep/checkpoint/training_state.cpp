@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <exception>
-#include <filesystem>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -32,18 +31,6 @@ namespace {
 
 using internal::Ranks;
 using internal::words_of;
-
-// Whether `path` is loaded as a folder; the same on all ranks. A file that is
-// only read may have any name. Collective.
-bool is_folder(const std::string& path, const LoadSnapshotOptions& options,
-               const Ranks& ranks) {
-  std::error_code error;
-  if (!options.will_save) {
-    const bool is_file = std::filesystem::is_regular_file(path, error);
-    if (!ranks.share(is_file ? "file" : "", 0).empty()) return false;
-  }
-  return internal::form_of(path, ranks) == internal::SnapshotForm::kFolder;
-}
 
 struct Loaded {
   enum Outcome : int64_t { kMissing, kReady, kFailed };
@@ -85,7 +72,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
         loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
             *state.optimizer,
             internal::ordered_state(loaded.snapshot, load, *state.optimizer,
-                                     *state.model));
+                                    *state.model));
       }
       if (state.scheduler && loaded.snapshot.scheduler_state) {
         loaded.scheduler = state.scheduler->prepare_load(
@@ -241,7 +228,7 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   const internal::Span span("snapshot", "load");
   const Ranks ranks(options.group);
   const bool warns = options.will_save && ranks.rank() == 0;
-  if (is_folder(path, options, ranks)) {
+  if (internal::names_folder(path, ranks, !options.will_save)) {
     const auto parts = internal::load_from_folder(path, state, options, ranks);
     if (warns) warn_of_parts(parts);
     return parts;

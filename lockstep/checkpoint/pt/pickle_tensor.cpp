@@ -275,9 +275,10 @@ c10::Storage PickleMachine::storage(const StorageId& id,
     storages_.emplace(id.key, std::make_pair(loaded, dtype));
     return loaded;
   }
-  // The loader has validated the bytes for that dtype and size only.
-  if (found->second.second != dtype ||
-      found->second.first.nbytes() != id.bytes) {
+  // The loader has validated the bytes, if there are any, for that dtype and size
+  // only.
+  if (found->second.first.nbytes() != id.bytes ||
+      (found->second.second != dtype && id.bytes > 0)) {
     throw PickleError("storage " + id.key + " is described in two ways");
   }
   return found->second.first;

@@ -63,11 +63,11 @@ class Describer {
     flat.copy_(tensor.reshape(-1));
     std::string number = "-";
     if (tensor.storage().nbytes() > 0) {
-      number = std::to_string(
-          storages_
-              .emplace(tensor.storage().unsafeGetStorageImpl(),
-                       storages_.size())
-              .first->second);
+      number =
+          std::to_string(storages_
+                             .emplace(tensor.storage().unsafeGetStorageImpl(),
+                                      storages_.size())
+                             .first->second);
     }
     return std::string(c10::getDtypeNames(tensor.scalar_type()).first) + " " +
            list_text(tensor.sizes()) + " " + list_text(tensor.strides()) + " " +
@@ -86,10 +86,7 @@ class Describer {
       text += (text.empty() ? "" : ",") + of(item.key) + ":";
       text += of(item.value);
     }
-    return (dict.ordered   ? "O{"
-            : dict.counter ? "C{"
-                           : "{") +
-           text + "}";
+    return (dict.ordered ? "O{" : dict.counter ? "C{" : "{") + text + "}";
   }
   std::string operator()(const PickleValue::Opaque&) { return "opaque"; }
 
