@@ -36,8 +36,8 @@ class FileSave final : public Save {
 };
 
 // Throws std::invalid_argument if a file at `path`, which `ranks` ranks save,
-// cannot hold the parts of `state` that are known before the first step, or what
-// `options` ask for. Not collective.
+// cannot hold the parts of `state` that are known before the first step, or
+// what `options` ask for. Not collective.
 void check_for_file(const std::string& path, const TrainingState& state,
                     const SnapshotOptions& options, size_t ranks);
 

@@ -28,10 +28,10 @@ void require_state_dicts(const TrainingState& state) {
 
 void require_savable(const std::string& path, const TrainingState& state,
                      const SnapshotOptions& options, const Ranks& ranks) {
-  const SnapshotForm form = form_of(path, ranks);
+  const bool folder = names_folder(path, ranks);
   std::exception_ptr failure;
   try {
-    if (form == SnapshotForm::kFolder) {
+    if (folder) {
       check_for_folder(state, options);
       require_state_dicts(state);
     } else if (ranks.rank() == 0) {  // which saves
@@ -45,8 +45,10 @@ void require_savable(const std::string& path, const TrainingState& state,
       ranks.gather_objects(failure ? RankFailure(failure).text() : "");
   if (failure) std::rethrow_exception(failure);
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (const auto other = RankFailure::from_text(all[rank].get<std::string>())) {
-      other->throw_for(path, "cannot be saved: " + list_of_ranks({rank}) + ": ");
+    if (const auto other =
+            RankFailure::from_text(all[rank].get<std::string>())) {
+      other->throw_for(path,
+                       "cannot be saved: " + list_of_ranks({rank}) + ": ");
     }
   }
 }

@@ -28,8 +28,8 @@ struct TensorToWrite {
 struct TensorToCompare {
   std::string name;  // for errors
   at::Tensor tensor;
-  // Set it to block_checksums() (shard_file.h) of the tensor; write() does so if
-  // it is empty.
+  // Set it to block_checksums() (shard_file.h) of the tensor; write() does so
+  // if it is empty.
   std::vector<uint64_t>* checksums;
 };
 
@@ -81,8 +81,8 @@ class Save {
   std::exception_ptr failure_;
 };
 
-// Throws, on every rank, std::invalid_argument if a save would, as far as that is
-// known before the first step. Collective.
+// Throws, on every rank, std::invalid_argument if a save would, as far as that
+// is known before the first step. Collective.
 void require_savable(const std::string& path, const TrainingState& state,
                      const SnapshotOptions& options, const Ranks& ranks);
 

@@ -6,8 +6,8 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
-#include "lockstep/checkpoint/pt/pt_format.h"
 #include "lockstep/checkpoint/pt/pickle_writer.h"
+#include "lockstep/checkpoint/pt/pt_format.h"
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
@@ -76,8 +76,7 @@ void internal::check_snapshot_file(const std::string& path,
   empty(outline.model_state);
   for (auto& [name, item] : outline.items) empty(item.tensors);
   if (form_of_file(path) == SnapshotForm::kPt) {
-    (void)write_pickle(tree_of(outline),
-                       [](const at::Tensor&) { return "0"; });
+    (void)write_pickle(tree_of(outline), [](const at::Tensor&) { return "0"; });
     return;
   }
   for (const auto& [name, tensor] : safetensors_tree_of(outline).tensors) {

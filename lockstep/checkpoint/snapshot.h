@@ -80,10 +80,10 @@ struct Snapshot {
   // For the caller's use; UTF-8.
   std::map<std::string, std::string> metadata{};
   // The state of each item of the training, by name. That of an optimizer is as
-  // Python's get_optimizer_state_dict() returns it: `param_groups` whose `params`
-  // are names, and tensors such as "state.0.weight.exp_avg". If each rank has
-  // saved its own state, the values are a list by rank, and the names of tensors
-  // begin with the rank and a dot.
+  // Python's get_optimizer_state_dict() returns it: `param_groups` whose
+  // `params` are names, and tensors such as "state.0.weight.exp_avg". If each
+  // rank has saved its own state, the values are a list by rank, and the names
+  // of tensors begin with the rank and a dot.
   std::map<std::string, ItemState> items{};
   // The digest of the file's content, set by load_snapshot_file(): two files
   // with the same digest hold the same. Not a defence against forgery.

@@ -127,8 +127,8 @@ class SnapshotSaver::Impl {
     failure_ = nullptr;
     files_ = files();
     try {
-      save_ = internal::begin_save(path_, state_, save_options(), ranks_,
-                                   *files_);
+      save_ =
+          internal::begin_save(path_, state_, save_options(), ranks_, *files_);
     } catch (const SnapshotError&) {
       failure_ = std::current_exception();
     } catch (const std::system_error&) {

@@ -73,8 +73,9 @@ void StagedCopy::begin_checksums(const TensorToCompare& entry) {
   }
   entry.checksums->resize(block_count(from.nbytes()));
   for (size_t begin = 0; begin < from.nbytes(); begin += kChecksumBlock) {
-    pieces_.push_back({sources_.size(), begin,
-                       std::min<size_t>(kChecksumBlock, from.nbytes() - begin)});
+    pieces_.push_back(
+        {sources_.size(), begin,
+         std::min<size_t>(kChecksumBlock, from.nbytes() - begin)});
   }
   sources_.push_back(
       {entry.name, from, {}, entry.checksums->data(), version_of(from)});

@@ -39,8 +39,8 @@ class StagedCopy {
   struct Source {
     std::string name;
     at::Tensor from;
-    at::Tensor to;              // not defined if only checksums are wanted,
-    uint64_t* checksums;        // which come here
+    at::Tensor to;        // not defined if only checksums are wanted,
+    uint64_t* checksums;  // which come here
     uint32_t version;
   };
   // A range of a tensor's bytes.

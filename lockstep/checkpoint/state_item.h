@@ -108,9 +108,8 @@ class StateItem {
                object.load_state_dict(object.state_dict());
              })
   StateItem(Object& object)
-      : save_([&object] {
-          return internal::item_state_of(object.state_dict());
-        }),
+      : save_(
+            [&object] { return internal::item_state_of(object.state_dict()); }),
         prepare_([&object](const ItemState& from) -> std::function<void()> {
           std::decay_t<decltype(object.state_dict())> state;
           internal::read_item_state(from, state);

@@ -91,8 +91,8 @@ OptimizerState optimizer_state_for(const std::string& name,
   const std::vector<NamedGroup> groups = groups_of_values(saved.values);
   if (groups.size() != own_groups.size()) {
     refuse_item(name, "it has " + std::to_string(groups.size()) +
-                     " parameter groups, the optimizer has " +
-                     std::to_string(own_groups.size()));
+                          " parameter groups, the optimizer has " +
+                          std::to_string(own_groups.size()));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto names_in = [](const NamedGroup& group) {
@@ -100,7 +100,7 @@ OptimizerState optimizer_state_for(const std::string& name,
     };
     if (names_in(groups[g]) != names_in(own_groups[g])) {
       refuse_item(name, "its group " + std::to_string(g) +
-                       " has other parameters than the optimizer's");
+                            " has other parameters than the optimizer's");
     }
     state.param_groups[g].options = groups[g].options;
   }
@@ -117,7 +117,7 @@ OptimizerState optimizer_state_for(const std::string& name,
             : numbers.end();
     if (found == numbers.end()) {
       refuse_item(name, "it has \"" + key +
-                       "\", which is of no parameter of the optimizer");
+                            "\", which is of no parameter of the optimizer");
     }
     state.state[found->second][key.substr(dot + 1)] = tensor;
   }

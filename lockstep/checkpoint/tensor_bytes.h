@@ -12,10 +12,11 @@ namespace lockstep::internal {
 // Throws std::invalid_argument for a tensor that no snapshot can hold.
 inline void require_dense(const std::string& name, const at::Tensor& tensor) {
   if (tensor.layout() == at::kStrided) return;
-  throw std::invalid_argument("the tensor \"" + name +
-                              "\" is not dense, and a snapshot holds only dense "
-                              "tensors; make it dense, or keep it out of the "
-                              "module");
+  throw std::invalid_argument(
+      "the tensor \"" + name +
+      "\" is not dense, and a snapshot holds only dense "
+      "tensors; make it dense, or keep it out of the "
+      "module");
 }
 
 // Returns `tensor` as a file holds it: detached, on the CPU, contiguous, its

@@ -95,12 +95,12 @@ struct LoadSnapshotOptions {
   // As SnapshotOptions::group.
   ProcessGroupPtr group{};
 
-  // Whether this run will save to the same path. If so, what a save would refuse
-  // is an error now, not at the first save: a folder that is missing or that rank
-  // 0 cannot write to, one that is itself a snapshot or holds weights and no
-  // snapshots; an optimizer that snapshots cannot hold, a name or dtype that the
-  // format lacks. A folder of snapshots is made. Set it to false for a run that
-  // only reads. Default: true.
+  // Whether this run will save to the same path. If so, what a save would
+  // refuse is an error now, not at the first save: a folder that is missing or
+  // that rank 0 cannot write to, one that is itself a snapshot or holds weights
+  // and no snapshots; an optimizer that snapshots cannot hold, a name or dtype
+  // that the format lacks. A folder of snapshots is made. Set it to false for a
+  // run that only reads. Default: true.
   bool will_save{true};
 
   // ---- Performance ----
@@ -122,11 +122,11 @@ struct LoadedSnapshot {
   // the user if it is not empty: the steps since the loaded snapshot are done
   // again.
   std::vector<std::string> skipped{};
-  // What was restored: "model", "optimizer", "scheduler", "generator", and names
-  // of items; what the run has and the snapshot lacks, which kept its values; and
-  // what the snapshot has and the run lacks. If the run will save, rank 0 also
-  // warns (TORCH_WARN) of the last two, because such a run does not go on as it
-  // would have, or because its next snapshot lacks a part.
+  // What was restored: "model", "optimizer", "scheduler", "generator", and
+  // names of items; what the run has and the snapshot lacks, which kept its
+  // values; and what the snapshot has and the run lacks. If the run will save,
+  // rank 0 also warns (TORCH_WARN) of the last two, because such a run does not
+  // go on as it would have, or because its next snapshot lacks a part.
   std::vector<std::string> restored{};
   std::vector<std::string> not_restored{};
   std::vector<std::string> not_used{};
@@ -182,13 +182,12 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // order they are. A file of Python may have no such names, only numbers; it is
 // refused if the model has its parameters in another order than the file.
 //
-// What the snapshot lacks (optimizer state in the Python tutorial's, an item that
-// is new) is left unchanged; LoadedSnapshot tells, and rank 0 warns. Generators:
-// if
-// the snapshot was saved by the same number of ranks, each rank takes its own
-// state. Otherwise rank r is seeded from rank 0's saved state and r, so that
-// all ranks differ and a repeated resume draws the same numbers. If there are
-// no saved states, generators are left unchanged.
+// What the snapshot lacks (optimizer state in the Python tutorial's, an item
+// that is new) is left unchanged; LoadedSnapshot tells, and rank 0 warns.
+// Generators: if the snapshot was saved by the same number of ranks, each rank
+// takes its own state. Otherwise rank r is seeded from rank 0's saved state and
+// r, so that all ranks differ and a repeated resume draws the same numbers. If
+// there are no saved states, generators are left unchanged.
 //
 // Throws, on every rank and before any rank has changed anything: if nothing
 // can be saved under `path` (LoadSnapshotOptions::will_save); if one rank

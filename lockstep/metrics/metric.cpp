@@ -61,7 +61,8 @@ void Metric::load_state_dict(const at::Tensor& state) {
       state.size(0) != count_) {
     std::ostringstream text;
     text << kind_ << ": the state is a tensor of " << state.scalar_type() << " "
-         << state.sizes() << "; give what state_dict() of such a metric returned, "
+         << state.sizes()
+         << "; give what state_dict() of such a metric returned, "
          << "float64 [" << count_ << "]";
     throw std::invalid_argument(text.str());
   }

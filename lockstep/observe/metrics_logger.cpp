@@ -119,7 +119,8 @@ std::optional<int64_t> step_of_row(std::string_view line) {
   constexpr std::string_view kBegin = "{\"step\": ";
   if (line.starts_with(kBegin)) line.remove_prefix(kBegin.size());
   int64_t step = 0;
-  const auto read = std::from_chars(line.data(), line.data() + line.size(), step);
+  const auto read =
+      std::from_chars(line.data(), line.data() + line.size(), step);
   if (read.ec != std::errc()) return std::nullopt;
   return step;
 }

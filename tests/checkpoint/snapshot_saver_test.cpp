@@ -452,16 +452,14 @@ TEST(SnapshotSaver, WhatCannotBeSavedIsSaidBeforeTraining) {
   };
   ShardedRun run;
   for (const char* name : {"a/", "a.pt", "a.safetensors"}) {
-    EXPECT_THAT(message(name, {}),
-                HasSubstr("TrainingState.model is not set"));
+    EXPECT_THAT(message(name, {}), HasSubstr("TrainingState.model is not set"));
     EXPECT_THAT(message(name, with("b\xff", torch::ones({1}))),
                 HasSubstr("not UTF-8"));
     EXPECT_THAT(message(name, with("b", torch::eye(2).to_sparse())),
                 HasSubstr("is not dense"));
     torch::optim::LBFGS lbfgs(run.model->parameters());
-    EXPECT_THAT(
-        message(name, {.model = run.model.ptr(), .optimizer = &lbfgs}),
-        HasSubstr("LBFGS"));
+    EXPECT_THAT(message(name, {.model = run.model.ptr(), .optimizer = &lbfgs}),
+                HasSubstr("LBFGS"));
   }
   EXPECT_THAT(message("a.pt", run.state, {.keep_last = 2}),
               HasSubstr("are for folders of snapshots"));

@@ -80,8 +80,7 @@ TEST_F(MetricsLoggerTest, RowsAfterTheResumedStepAreTakenBack) {
     log.resume(3);
     const std::string rest = read_file(path);
     EXPECT_THAT(all, ::testing::StartsWith(rest));
-    EXPECT_EQ(std::count(rest.begin(), rest.end(), '\n'),
-              path == csv_ ? 5 : 4);
+    EXPECT_EQ(std::count(rest.begin(), rest.end(), '\n'), path == csv_ ? 5 : 4);
     log.log({{"loss", 0.25}}, 4);
     log.log({{"loss", 0.2}}, 5);
     log.flush();
@@ -105,8 +104,7 @@ TEST_F(MetricsLoggerTest, RowsAfterTheResumedStepAreTakenBack) {
     first.flush();
     const std::string text = read_file(first.path());
     EXPECT_THAT(text, HasSubstr("2"));
-    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'),
-              path == csv_ ? 2 : 1);
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), path == csv_ ? 2 : 1);
   }
 }
 

@@ -17,9 +17,9 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/swa/averaged_model.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
-#include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -158,11 +158,10 @@ struct Training {
 };
 
 void expect_same(Training& a, Training& b) {
-  for (const auto& [x, y] :
-       {std::pair<torch::nn::Module*, torch::nn::Module*>(a.net.get(),
-                                                          b.net.get()),
-        {a.critic.get(), b.critic.get()},
-        {&a.ema, &b.ema}}) {
+  for (const auto& [x, y] : {std::pair<torch::nn::Module*, torch::nn::Module*>(
+                                 a.net.get(), b.net.get()),
+                             {a.critic.get(), b.critic.get()},
+                             {&a.ema, &b.ema}}) {
     const auto own = state_dict(*x);
     const auto other = state_dict(*y);
     ASSERT_EQ(own.size(), other.size());
@@ -213,10 +212,10 @@ void expect_resumed(const World& world, const std::string& name, Kind kind,
   ASSERT_TRUE(loaded);
   EXPECT_THAT(loaded.not_restored, IsEmpty());
   EXPECT_THAT(loaded.not_used, IsEmpty());
-  EXPECT_THAT(loaded.restored,
-              AllOf(Contains("model"), Contains("optimizer"),
-                    Contains("generator"), Contains("ema"), Contains("scaler"),
-                    Contains("critic_optimizer")));
+  EXPECT_THAT(
+      loaded.restored,
+      AllOf(Contains("model"), Contains("optimizer"), Contains("generator"),
+            Contains("ema"), Contains("scaler"), Contains("critic_optimizer")));
   EXPECT_EQ(resumed.state.step, saved_at);
   resumed.train(end);
   expect_same(whole, resumed);
@@ -295,8 +294,24 @@ WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
   TrainingState state{.model = net.ptr(), .items = {{"o", of_other}}};
   EXPECT_THAT(message_of([&] { save_snapshot(path + "/", state); }),
               HasSubstr("the optimizer \"o\" of TrainingState.items"));
+  // Ranks that have other items.
+  if (world.size > 1) {
+    for (const bool has_other : {false, true}) {
+      state.items.clear();
+      if (world.rank == 0) state.items.emplace("a", curriculum);
+      if (world.rank > 0 && has_other) {
+        state.items.emplace("a", per_rank(curriculum));
+      }
+      EXPECT_THAT(
+          message_of([&] { save_snapshot(path + "/", state); }),
+          AllOf(HasSubstr("the item \"a\" is an object on rank 0, and rank 1 "),
+                HasSubstr(has_other ? "has an object of each rank"
+                                    : "does not have it")));
+    }
+  }
   // An object that refuses its state.
-  state.items = {{"c", curriculum}};
+  state.items.clear();
+  state.items.emplace("c", curriculum);
   save_snapshot(path + "/", state);
   state.items.clear();
   Drawn drawn;

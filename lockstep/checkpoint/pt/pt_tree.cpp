@@ -394,7 +394,8 @@ Snapshot snapshot_of(const PickleValue& tree) {
     }
   }
   if (const auto* value = root.find("ITEMS")) {
-    for (const auto& [key, item] : need<Dict>(*value, "ITEMS", "a dict").items) {
+    for (const auto& [key, item] :
+         need<Dict>(*value, "ITEMS", "a dict").items) {
       const auto& state = need<Dict>(item, "an item", "a dict");
       ItemState& read =
           snapshot

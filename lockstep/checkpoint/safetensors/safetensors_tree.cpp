@@ -19,7 +19,7 @@ constexpr int kFormat = 1;
 constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
-constexpr const char* kItem = "lockstep.items.";  // + name + "." + key
+constexpr const char* kItem = "lockstep.items.";           // + name + "." + key
 
 // Splits "12.exp_avg" into parameter 12 and its "exp_avg".
 std::pair<int64_t, std::string> split_index(const std::string& text) {
@@ -57,8 +57,8 @@ StateValue* optimizer_value(Snapshot& snapshot, const std::string& name) {
   return nullptr;
 }
 
-// Returns where the tensor of an item with this name belongs, or nullptr if it is
-// none, or if the snapshot has no such item.
+// Returns where the tensor of an item with this name belongs, or nullptr if it
+// is none, or if the snapshot has no such item.
 NamedTensors* item_tensors(Snapshot& snapshot, const std::string& name) {
   if (!name.starts_with(kItem)) return nullptr;
   const size_t begin = std::strlen(kItem);
@@ -175,8 +175,8 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
       *place = tensor;
     } else if (auto* tensors = item_tensors(snapshot, name)) {
       // A name of an item has no dot.
-      tensors->emplace_back(
-          name.substr(name.find('.', std::strlen(kItem)) + 1), tensor);
+      tensors->emplace_back(name.substr(name.find('.', std::strlen(kItem)) + 1),
+                            tensor);
     } else {
       throw std::runtime_error("the description says nothing of the tensor \"" +
                                name + "\"");

@@ -32,9 +32,9 @@ struct Manifest {
   // The further names of a parameter that a module has under several (tied
   // weights), with its first, which the optimizer's state has.
   std::map<std::string, std::string> tied{};
-  // The items of the training, by name. Their tensors have names that begin with
-  // the item's and a dot; if the state is that of each rank, with the item's, a
-  // dot, the rank and a dot.
+  // The items of the training, by name. Their tensors have names that begin
+  // with the item's and a dot; if the state is that of each rank, with the
+  // item's, a dot, the rank and a dot.
   struct Item {
     bool per_rank = false;
     std::vector<StateTree> values;  // one, or one of each rank

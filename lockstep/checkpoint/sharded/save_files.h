@@ -25,8 +25,8 @@ class SaveFiles {
   SaveFiles& operator=(const SaveFiles&) = delete;
 
   void make_folder(const std::string& path);
-  // Opens a folder, for its lock, which changes nothing. Returns none, and errno
-  // says why, if that is not possible. A test may do something before it.
+  // Opens a folder, for its lock, which changes nothing. Returns none, and
+  // errno says why, if that is not possible. A test may do something before it.
   virtual FileDescriptor open_folder(const std::string& path);
   // Makes a file for writing. A file that is there already is an error.
   FileDescriptor create(const std::string& path);

@@ -141,14 +141,13 @@ std::vector<Box> cut(const Box& box, size_t count) {
 void assign(SavePlan& plan, std::vector<Item> items, size_t ranks) {
   // Parts that only one rank has come first, then large ones before small ones,
   // so that the small ones even out the sums.
-  std::stable_sort(items.begin(), items.end(),
-                   [&](const Item& a, const Item& b) {
-                     const auto key = [&](const Item& item) {
-                       return std::tuple(plan.holders[item.held_by].size() > 1,
-                                         -item.bytes);
-                     };
-                     return key(a) < key(b);
-                   });
+  std::stable_sort(
+      items.begin(), items.end(), [&](const Item& a, const Item& b) {
+        const auto key = [&](const Item& item) {
+          return std::tuple(plan.holders[item.held_by].size() > 1, -item.bytes);
+        };
+        return key(a) < key(b);
+      });
   const int64_t share = std::accumulate(items.begin(), items.end(), int64_t{0},
                                         [](int64_t sum, const Item& item) {
                                           return sum + item.bytes;

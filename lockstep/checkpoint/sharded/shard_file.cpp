@@ -104,8 +104,9 @@ std::vector<uint64_t> block_checksums(const at::Tensor& tensor) {
   const auto* const data = static_cast<const char*>(values.const_data_ptr());
   std::vector<uint64_t> sums;
   for (size_t begin = 0; begin < values.nbytes(); begin += kChecksumBlock) {
-    sums.push_back(xxh3(data + begin, std::min<size_t>(kChecksumBlock,
-                                                       values.nbytes() - begin)));
+    sums.push_back(
+        xxh3(data + begin,
+             std::min<size_t>(kChecksumBlock, values.nbytes() - begin)));
   }
   return sums;
 }

@@ -45,12 +45,11 @@ size_t block_count(uint64_t bytes);
 // computed on the way, while they are in the processor's cache; the header is
 // written last. A tensor that is not contiguous, or not on the CPU, is copied,
 // one at a time. Throws std::system_error and std::invalid_argument.
-WrittenFile write_shard_file(SaveFiles& files, const std::string& folder,
-                             const std::string& name,
-                             std::vector<PlannedEntry> entries,
-                             std::map<std::string, std::string> metadata,
-                             std::map<std::string, std::string>* checksums =
-                                 nullptr);
+WrittenFile write_shard_file(
+    SaveFiles& files, const std::string& folder, const std::string& name,
+    std::vector<PlannedEntry> entries,
+    std::map<std::string, std::string> metadata,
+    std::map<std::string, std::string>* checksums = nullptr);
 
 // What a header of ours or of PyTorch's says of one tensor beyond the format.
 struct ShardDetails {

@@ -273,6 +273,9 @@ struct OptimizerToLoad {
   const torch::nn::Module& module;
   std::string prefix;                     // of its state's tensors
   const std::vector<NamedGroup>* listed;  // as in saved_groups()
+  // The further names of the module's parameters when they were saved, each
+  // with its first.
+  std::map<std::string, std::string> tied;
 };
 
 // Makes tensors for the state that this rank loads, which `reader` will fill,
@@ -280,15 +283,14 @@ struct OptimizerToLoad {
 std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     const TensorFiles& files, const OptimizerToLoad& to_load, bool checksums,
     TensorReader& reader, Foreign& foreign) {
-  const auto& [optimizer, own, module, state_prefix, listed] = to_load;
+  const auto& [optimizer, own, module, state_prefix, listed, tied] = to_load;
   std::vector<std::string> names = names_of(own, module);
   std::vector<NamedGroup> own_groups = named_groups(own, module);
   // A parameter that was tied to another when it was saved has no state under
   // its own name.
   const auto use_saved_name = [&](std::string& name) {
-    if (!files.manifest()) return;
-    const auto found = files.manifest()->tied.find(name);
-    if (found != files.manifest()->tied.end()) name = found->second;
+    const auto found = tied.find(name);
+    if (found != tied.end()) name = found->second;
   };
   for (std::string& name : names) use_saved_name(name);
   for (NamedGroup& group : own_groups) {
@@ -486,9 +488,8 @@ class FolderLoad {
       return;
     }
     try {
-      ready_.files =
-          std::make_unique<TensorFiles>(TensorFiles::open_folder(
-              candidate, TensorFiles::Headers::kWhenNeeded));
+      ready_.files = std::make_unique<TensorFiles>(TensorFiles::open_folder(
+          candidate, TensorFiles::Headers::kWhenNeeded));
       ready_.reader = std::make_unique<TensorReader>(*ready_.files);
       fit(*ready_.files, *ready_.reader);
       ready_.reader->verify(options_.verify);
@@ -517,13 +518,14 @@ class FolderLoad {
     fit_module("model", *state_.model, model_prefix(files, state_.model.get()),
                "", files, reader);
     const auto& manifest = files.manifest();
+    const auto tied = manifest ? manifest->tied : decltype(manifest->tied)();
     const bool has_optimizer = has_optimizer_state(files);
     if (note("optimizer", state_.optimizer, has_optimizer)) {
       if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
       ready_.optimizers.push_back(prepare_optimizer(
           files,
           {*state_.optimizer, *optimizer_, *state_.model, kStatePrefix,
-           manifest ? &*manifest->param_groups : nullptr},
+           manifest ? &*manifest->param_groups : nullptr, tied},
           options_.verify, reader, ready_.foreign_parameters));
     }
     const bool has_scheduler =
@@ -539,9 +541,9 @@ class FolderLoad {
       const auto found = saved.find(name);
       // What each rank has saved says nothing to another number of ranks.
       const bool fits =
-          found != saved.end() && found->second.per_rank == item.is_per_rank() &&
-          (!item.is_per_rank() ||
-           found->second.values.size() == ranks_.size());
+          found != saved.end() &&
+          found->second.per_rank == item.is_per_rank() &&
+          (!item.is_per_rank() || found->second.values.size() == ranks_.size());
       if (note(name, true, fits)) {
         fit_item(name, item, found->second, files, reader);
       }
@@ -590,12 +592,13 @@ class FolderLoad {
     if (item.optimizer()) {
       if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
       const OptimizerShards::State& own = optimizers_.at(name);
+      const auto& module = module_of_optimizer(state_, name, own);
       const auto groups = groups_of_values(saved.values.front());
+      OptimizerToLoad to_load{*item.optimizer(),        own,     module,
+                              prefix + kItemStateInfix, &groups, {}};
+      if (&module == state_.model.get()) to_load.tied = files.manifest()->tied;
       ready_.optimizers.push_back(prepare_optimizer(
-          files,
-          {*item.optimizer(), own, module_of_optimizer(state_, name, own),
-           prefix + kItemStateInfix, &groups},
-          options_.verify, reader, ready_.foreign_parameters));
+          files, to_load, options_.verify, reader, ready_.foreign_parameters));
       return;
     }
     ItemState state;

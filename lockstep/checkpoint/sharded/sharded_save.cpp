@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 #include <system_error>
+#include <tuple>
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
@@ -47,6 +48,7 @@ void throw_if_any_failed(const std::string& folder,
 Json optimizer_claims_of(const OptimizerShards::State& state,
                          const std::vector<NamedGroup>& groups,
                          const torch::nn::Module& model,
+                         const std::string& prefix,
                          const std::vector<TensorShard>& shards,
                          bool is_sharded) {
   Json claims{{"groups", Json::array()},
@@ -68,7 +70,7 @@ Json optimizer_claims_of(const OptimizerShards::State& state,
   for (const TensorShard& shard : shards) {
     // The shard of a parameter without dimensions has one, of 0 or 1 elements.
     if (is_sharded || !shard.shape.empty() || shard.tensor.dim() != 0 ||
-        !shard.name.starts_with(kStatePrefix)) {
+        !shard.name.starts_with(prefix)) {
       continue;
     }
     claims["steps"][shard.name] = shard.tensor.item<double>();
@@ -135,6 +137,35 @@ void add_params(const std::vector<Json>& all, std::vector<NamedGroup>& groups) {
       }
     }
     groups[g].params = std::move(params);
+  }
+}
+
+// Members of what a rank tells of an item.
+constexpr const char* kKind = "kind";
+constexpr const char* kValue = "value";
+constexpr const char* kOptimizer = "an optimizer";
+
+// Throws unless all ranks have items of the same names and kinds.
+void require_same_items(const std::vector<Json>& all) {
+  const Json& first = all[0].at("items");
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const Json& mine = all[rank].at("items");
+    for (const auto& [items, other, has, lacks] :
+         {std::tuple(&first, &mine, size_t{0}, rank),
+          std::tuple(&mine, &first, rank, size_t{0})}) {
+      for (const auto& [name, item] : items->items()) {
+        const auto found = other->find(name);
+        const auto kind = item.at(kKind).template get<std::string>();
+        if (found != other->end() && found->at(kKind) == kind) continue;
+        throw std::invalid_argument(
+            "the item \"" + name + "\" is " + kind + " on rank " +
+            std::to_string(has) + ", and rank " + std::to_string(lacks) +
+            (found == other->end()
+                 ? " does not have it"
+                 : " has " + found->at(kKind).template get<std::string>()) +
+            "; give TrainingState::items of all ranks the same items");
+      }
+    }
   }
 }
 
@@ -254,8 +285,9 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
     manifest_.param_groups = named_groups(*optimizer, *state.model);
     const bool is_sharded =
         dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
-    claims_of_optimizer = optimizer_claims_of(
-        *optimizer, *manifest_.param_groups, *state.model, shards_, is_sharded);
+    claims_of_optimizer =
+        optimizer_claims_of(*optimizer, *manifest_.param_groups, *state.model,
+                            kStatePrefix, shards_, is_sharded);
     if (state.scheduler) add_scheduler(*state.scheduler);
   }
   Json items_of_ranks = Json::object();
@@ -289,28 +321,40 @@ void ShardedSave::add_items(
         if (!tensor.is_parameter) buffers_.insert(prefix + tensor.name);
       }
       stored.values.emplace_back();
+      of_ranks[name] = {{kKind, "a module"}};
       continue;
     }
     if (item.optimizer()) {
       const OptimizerShards::State& own = optimizers.at(name);
       const auto& module = module_of_optimizer(state, name, own);
-      add_optimizer(own, module, prefix + kItemStateInfix, shards_);
-      stored.values.push_back(values_of_groups(named_groups(own, module)));
+      const std::string state_prefix = prefix + kItemStateInfix;
+      add_optimizer(own, module, state_prefix, shards_);
+      const auto groups = named_groups(own, module);
+      stored.values.push_back(values_of_groups(groups));
+      const bool is_sharded =
+          dynamic_cast<OptimizerShards*>(item.optimizer()) != nullptr;
+      of_ranks[name] = {
+          {kKind, kOptimizer},
+          {kValue, optimizer_claims_of(own, groups, module, state_prefix,
+                                       shards_, is_sharded)}};
       continue;
     }
     ItemState saved = item.state_dict();
     require_utf8(saved.values);
-    const Json values = item_json(name, saved.values);  // throws here, not later
+    const Json values =
+        item_json(name, saved.values);  // throws here, not later
     stored.per_rank = item.is_per_rank();
     if (stored.per_rank) {
-      of_ranks[name] = values;
+      of_ranks[name] = {{kKind, "an object of each rank"}, {kValue, values}};
     } else {
+      of_ranks[name] = {{kKind, "an object"}};
       stored.values.push_back(std::move(saved.values));
     }
     const std::string own_prefix =
         stored.per_rank ? prefix + std::to_string(rank_) + "." : prefix;
     for (auto& [key, tensor] : saved.tensors) {
-      buffers_.insert(own_prefix + key);  // the object may change it at any time
+      // The object may change it at any time.
+      buffers_.insert(own_prefix + key);
       shards_.push_back({.name = own_prefix + key,
                          .shape = tensor.sizes().vec(),
                          .placement = Replicate{},
@@ -347,19 +391,9 @@ void ShardedSave::make_plan(const std::vector<Json>& all) {
     for (const auto& [name, first] : rank.at("tied").items()) {
       manifest_.tied.try_emplace(name, first.get<std::string>());
     }
-    for (auto& [name, item] : manifest_.items) {
-      if (!item.per_rank) continue;
-      const auto found = rank.at("items").find(name);
-      if (found == rank.at("items").end()) {
-        throw std::invalid_argument(
-            "rank " + std::to_string(item.values.size()) +
-            " does not save the state of the item \"" + name +
-            "\" as that of each rank, as another rank does; give all ranks the "
-            "same items");
-      }
-      item.values.push_back(item_values_of(*found));
-    }
   }
+  require_same_items(all);
+  for (auto& [name, item] : manifest_.items) add_ranks_of_item(all, name, item);
   require_names_differ(stages);
   require_same_optimizers(optimizers);
   if (manifest_.param_groups) add_params(optimizers, *manifest_.param_groups);
@@ -368,6 +402,25 @@ void ShardedSave::make_plan(const std::vector<Json>& all) {
   entries_ = entries_of(plan_, rank_, shards_);
   for (PlannedEntry& entry : replicas_of(plan_, rank_, shards_)) {
     replicas_.push_back({std::move(entry), {}});
+  }
+}
+
+// Adds what the ranks have of an item that differs between them.
+void ShardedSave::add_ranks_of_item(const std::vector<Json>& all,
+                                    const std::string& name,
+                                    Manifest::Item& item) const {
+  std::vector<Json> values;
+  for (const Json& rank : all) {
+    const Json& of_rank = rank.at("items").at(name);
+    if (of_rank.contains(kValue)) values.push_back(of_rank.at(kValue));
+  }
+  if (item.per_rank) {
+    for (const Json& one : values) item.values.push_back(item_values_of(one));
+  } else if (!values.empty()) {
+    require_same_optimizers(values);
+    auto groups = groups_of_values(item.values.front());
+    add_params(values, groups);
+    item.values.front() = values_of_groups(groups);
   }
 }
 
@@ -510,8 +563,10 @@ void ShardedSave::require_equal_replicas(const std::vector<Json>& written,
     for (auto& [text, same] : by_values) groups.push_back(std::move(same));
     std::sort(groups.begin(), groups.end());
     throw std::invalid_argument(
-        "the tensor \"" + part.name + "\" must be equal on all ranks that have it, "
-        "but " + list_of_ranks(groups[0]) + " and " + list_of_ranks(groups[1]) +
+        "the tensor \"" + part.name +
+        "\" must be equal on all ranks that have it, "
+        "but " +
+        list_of_ranks(groups[0]) + " and " + list_of_ranks(groups[1]) +
         (groups.size() > 2 ? " and others" : "") +
         " have different values, of which a snapshot would be a mixture; "
         "nothing was saved. Average or broadcast the tensors before you save, "

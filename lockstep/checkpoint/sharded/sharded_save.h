@@ -18,8 +18,8 @@
 
 namespace lockstep::internal {
 
-// Throws std::invalid_argument if a folder of snapshots cannot hold the parts of
-// `state` that are known before the first step. Not collective.
+// Throws std::invalid_argument if a folder of snapshots cannot hold the parts
+// of `state` that are known before the first step. Not collective.
 void check_for_folder(const TrainingState& state,
                       const SnapshotOptions& options);
 
@@ -47,10 +47,13 @@ class ShardedSave final : public Save {
  private:
   void collect(const TrainingState& state, nlohmann::json& mine);
   // `optimizers`: the states of the items that are optimizers.
-  void add_items(const TrainingState& state,
-                 const std::map<std::string, OptimizerShards::State>& optimizers,
-                 nlohmann::json& of_ranks);
+  void add_items(
+      const TrainingState& state,
+      const std::map<std::string, OptimizerShards::State>& optimizers,
+      nlohmann::json& of_ranks);
   void add_scheduler(const ResumableScheduler& scheduler);
+  void add_ranks_of_item(const std::vector<nlohmann::json>& all,
+                         const std::string& name, Manifest::Item& item) const;
   void make_plan(const std::vector<nlohmann::json>& all);
   void begin_folder(const Ranks& ranks);
   // Returns the checksums of each part that several ranks have, by the index of

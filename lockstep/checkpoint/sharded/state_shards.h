@@ -21,10 +21,10 @@ namespace lockstep::internal {
 // cannot hold.
 OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer);
 
-// Appends the model's tensors that this rank has, with this prefix: those with a layout
-// (tensor_layout.h) as parts of the whole ones. Buffers of which ranks have no
-// parts are those of the first rank that has them, as DistributedDataParallel
-// keeps them.
+// Appends the model's tensors that this rank has, with this prefix: those with
+// a layout (tensor_layout.h) as parts of the whole ones. Buffers of which ranks
+// have no parts are those of the first rank that has them, as
+// DistributedDataParallel keeps them.
 void add_model(const torch::nn::Module& model, const std::string& prefix,
                std::vector<TensorShard>& shards);
 

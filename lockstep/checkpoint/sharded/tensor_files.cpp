@@ -198,8 +198,7 @@ void TensorFiles::require_header(size_t index) const {
   for (size_t i = 0; same && i < by_name.size(); ++i) {
     const SafetensorsEntry& entry = entries[by_name[i]];
     const auto& [name, part] = file.parts[i];
-    same = entry.name == *name &&
-           entry.dtype == tensors_.at(*name).dtype &&
+    same = entry.name == *name && entry.dtype == tensors_.at(*name).dtype &&
            part->box == Box{opened.details[by_name[i]].offsets, entry.shape};
     if (same) set_place(*part, opened, by_name[i]);
   }

@@ -240,8 +240,8 @@ TEST_F(CrashedSave, ASaveThatIsGoingOnIsNotRemovedByAnother) {
                                             "000003-step-2", "latest"));
 }
 
-// Another job's save removed the folder before it was locked, or the link before
-// it was renamed, and this save failed.
+// Another job's save removed the folder before it was locked, or the link
+// before it was renamed, and this save failed.
 TEST_F(CrashedSave, AnotherJobMayRemoveWhatIsNotLockedYet) {
   class Raced : public SaveFiles {
    public:
@@ -254,8 +254,8 @@ TEST_F(CrashedSave, AnotherJobMayRemoveWhatIsNotLockedYet) {
       return SaveFiles::open_folder(path);
     }
     void before(const char* call, const std::string& path) override {
-      if (std::string_view(call) == "rename" && fs::path(path).filename() ==
-                                                   "latest") {
+      if (std::string_view(call) == "rename" &&
+          fs::path(path).filename() == "latest") {
         race();
       }
     }

@@ -70,8 +70,8 @@ TEST(StrictJson, EqualKeysDepthAndOtherTextAreRefused) {
   EXPECT_EQ(error(R"({"a": {"b": [[]]}})"), "");
   EXPECT_THAT(error(R"({"a": {"b": [[1]]}})"), HasSubstr("nested too deeply"));
   EXPECT_THAT(error(std::string(100'000, '[')), HasSubstr("nested too deeply"));
-  for (const char* text : {"", "{", "{\"a\" 1}", "1 2", "{1: 2}", "\xff", "1e999",
-                           "{\"\xff\": 1}"}) {
+  for (const char* text : {"", "{", "{\"a\" 1}", "1 2", "{1: 2}", "\xff",
+                           "1e999", "{\"\xff\": 1}"}) {
     EXPECT_EQ(error(text), "it is not valid JSON") << text;
   }
 }
@@ -120,8 +120,8 @@ std::unique_ptr<TemporaryFolder> ManyTensors::folder_;
 TEST_F(ManyTensors, ARankReadsOnlyTheHeadersThatItNeeds) {
   constexpr size_t kRank = 7;
   const uint64_t before = bytes_read();
-  const TensorFiles files = TensorFiles::open_folder(
-      path(), TensorFiles::Headers::kWhenNeeded);
+  const TensorFiles files =
+      TensorFiles::open_folder(path(), TensorFiles::Headers::kWhenNeeded);
   EXPECT_EQ(files.tensors().size(), kTensors);
   TensorReader reader(files);
   std::vector<TensorShard> targets = shards_of(kRank);

@@ -4,8 +4,8 @@
 
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
+#include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
@@ -203,8 +203,8 @@ WORLD_TEST(ShardedWorld, AModelThatFitsOnSomeRanksOnlyIsLoadedByNone, 2, 3) {
   }
 }
 
-// Fault 37: a snapshot was made of parts of models that had drifted apart, which
-// no rank ever had.
+// Fault 37: a snapshot was made of parts of models that had drifted apart,
+// which no rank ever had.
 WORLD_TEST(ShardedWorld, ReplicasThatDifferAreNamedAndNotMixed, 2, 3) {
   const auto group = init_process_group();
   const std::string path = snapshots_of(world, "drifted");
@@ -244,7 +244,7 @@ WORLD_TEST(ShardedWorld, ReplicasThatDifferAreNamedAndNotMixed, 2, 3) {
   barrier();
   // The state of the optimizer is compared, too.
   set_weight(2);
-  auto& parameter = run.model->parameters()[0];
+  const at::Tensor parameter = run.model->parameters()[0];
   auto& state = static_cast<torch::optim::AdamParamState&>(
       *run.optimizer.state().at(parameter.unsafeGetTensorImpl()));
   const at::Tensor average = state.exp_avg().clone();
