@@ -1,5 +1,6 @@
 #include "lockstep/launch/agent_socket.h"
 
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -7,6 +8,8 @@
 #include <array>
 #include <cctype>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -48,9 +51,22 @@ std::string AgentSocket::name_part(const std::string& run_id) {
   return part;
 }
 
+const std::string& AgentSocket::mark() {
+  static const std::string digits = [] {
+    uint32_t random = 0;
+    if (getrandom(&random, sizeof random, 0) != sizeof random) {
+      throw_errno("getrandom for the name of a socket");
+    }
+    char text[9];
+    std::snprintf(text, sizeof text, "%08x", random);
+    return std::string(text);
+  }();
+  return digits;
+}
+
 AgentSocket::AgentSocket(const std::string& run_id)
     : name_(std::string(kPrefix) + std::to_string(geteuid()) + "/" +
-            std::to_string(getpid()) + "/" + name_part(run_id)),
+            std::to_string(getpid()) + "/" + mark() + "/" + name_part(run_id)),
       listener_(listen_at(name_)) {}
 
 void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {

@@ -23,9 +23,11 @@ namespace lockstep::internal {
 //
 // The socket has the abstract name
 //
-//   lockstep-agent/<user id>/<process id>/<run id>
+//   lockstep-agent/<user id>/<process id>/<mark>/<run id>
 //
 // in which at most 40 letters, digits, '-', '_' and '.' of the run id are kept.
+// The mark is random: containers that share a network have abstract names in
+// common, and their process ids may be equal.
 // It vanishes with the agent. Only this user and root get answers.
 //
 // For one thread, which waits in poll(). Never blocks.
@@ -44,6 +46,8 @@ class AgentSocket {
   using Respond =
       std::function<Answer(const std::string& question, pid_t asker)>;
 
+  // Returns the mark of this process: eight hexadecimal digits.
+  static const std::string& mark();
   // Returns what a name keeps of a run id.
   static std::string name_part(const std::string& run_id);
 

@@ -1,6 +1,8 @@
 #include "lockstep/launch/endpoint.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <poll.h>
 
@@ -181,12 +183,30 @@ FileDescriptor bind_for_nodes(const Endpoint& endpoint,
   if (is_numeric(endpoint.host) && resolved.is_loopback()) {
     return bind_socket(resolved);
   }
-  if (endpoint.host == "localhost") {
-    FileDescriptor fd = bind_socket(every_interface(resolved.port()));
-    // A host without IPv6 cannot bind this address.
-    if (fd || errno == EADDRINUSE) return fd;
-  }
+  FileDescriptor fd = bind_socket(every_interface(resolved.port()));
+  // A host without IPv6 cannot bind this address.
+  if (fd || errno == EADDRINUSE) return fd;
   return bind_socket(resolved.wildcard());
+}
+
+bool is_of_this_host(const SocketAddress& address) {
+  if (address.is_loopback()) return true;
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) throw_errno("listing this host's addresses");
+  bool found = false;
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    const int family = one->ifa_addr != nullptr ? one->ifa_addr->sa_family : -1;
+    if ((family != AF_INET && family != AF_INET6) ||
+        (one->ifa_flags & IFF_UP) == 0) {
+      continue;
+    }
+    const socklen_t length =
+        family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    found = found ||
+            SocketAddress(one->ifa_addr, length).host() == address.host();
+  }
+  freeifaddrs(all);
+  return found;
 }
 
 FileDescriptor connect_to(const SocketAddress& address,

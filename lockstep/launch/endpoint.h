@@ -79,12 +79,18 @@ FileDescriptor bind_socket(const SocketAddress& address);
 // Returns the address that a socket is bound to. Throws std::system_error.
 SocketAddress bound_address(int fd);
 
+// Returns whether `address` is one of an interface of this host that is up, or
+// of loopback. (Whether it can be bound says nothing: with ip_nonlocal_bind
+// every address can; and on hosts of Kubernetes an interface that is down has
+// the addresses of all services.) Throws std::system_error.
+bool is_of_this_host(const SocketAddress& address);
+
 // Binds a socket for a store of several nodes at the host and port of
 // `endpoint`, which resolves to `resolved` here. A numeric loopback address is
-// bound as it is. Otherwise every interface is bound: a resolver or a gateway
-// may map the name or address to this host, and "localhost" may have been given
-// to this node alone (as to a PyTorchJob's master), whatever address family the
-// others use. Returns what bind_socket() returns.
+// bound as it is. Otherwise every interface is bound, for both address
+// families: a resolver or a gateway may map the name or address to this host,
+// and other nodes may reach it by another family. Returns what bind_socket()
+// returns.
 FileDescriptor bind_for_nodes(const Endpoint& endpoint,
                               const SocketAddress& resolved);
 

@@ -1,6 +1,7 @@
 #include "lockstep/launch/job_link.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <stdexcept>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
@@ -61,7 +63,19 @@ pid_t parent_of(pid_t pid) {
   return parent;
 }
 
-// Returns the job of an agent's socket, "lockstep-agent/<user>/<pid>/<run id>".
+// Returns the process that listens at a socket, as this PID namespace numbers
+// it; 0 if that does not know it, or if no process listens.
+pid_t listener_of(const std::string& socket) {
+  const FileDescriptor connection = connect_to(socket);
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+  return peer.pid;
+}
+
+// Returns the job of an agent's socket,
+// "lockstep-agent/<user>/<pid>/<mark>/<run id>". The process id is that of the
+// agent's own PID namespace.
 std::optional<RunningJob> job_of(const std::string& socket) {
   if (!socket.starts_with(AgentSocket::kPrefix)) return std::nullopt;
   const char* const end = socket.data() + socket.size();
@@ -72,15 +86,17 @@ std::optional<RunningJob> job_of(const std::string& socket) {
       *user_text.ptr != '/') {
     return std::nullopt;
   }
-  RunningJob job;
-  const auto pid_text = std::from_chars(user_text.ptr + 1, end, job.agent_pid);
-  if (pid_text.ec != std::errc() || pid_text.ptr == end ||
-      *pid_text.ptr != '/') {
-    return std::nullopt;
-  }
+  const std::string_view rest(user_text.ptr + 1, end);
+  const size_t mark = rest.find('/');
+  const size_t run_id = rest.find('/', mark + 1);
+  if (mark == rest.npos || run_id == rest.npos) return std::nullopt;
   if (geteuid() != 0 && user != geteuid()) return std::nullopt;
-  job.run_id.assign(pid_text.ptr + 1, end);
+  RunningJob job;
+  job.mark = rest.substr(mark + 1, run_id - mark - 1);
+  job.run_id = rest.substr(run_id + 1);
   job.socket = socket;
+  job.agent_pid = listener_of(socket);
+  if (job.agent_pid == 0) return job;
   job.command = command_of(job.agent_pid);
   const pid_t parent = parent_of(job.agent_pid);
   // An agent whose launcher has died was adopted by another process.
@@ -89,6 +105,9 @@ std::optional<RunningJob> job_of(const std::string& socket) {
 }
 
 std::string describe(const RunningJob& job) {
+  if (job.agent_pid == 0) {
+    return job.mark + " (run id " + job.run_id + ", in a container)";
+  }
   return std::to_string(job.launcher_pid != 0 ? job.launcher_pid
                                               : job.agent_pid) +
          " (run id " + job.run_id + ": " + job.command + ")";
@@ -121,7 +140,9 @@ std::vector<RunningJob> running_jobs() {
     if (listed) continue;
     if (auto job = job_of(socket)) jobs.push_back(std::move(*job));
   }
-  std::ranges::sort(jobs, {}, &RunningJob::agent_pid);
+  std::ranges::sort(jobs, {}, [](const RunningJob& job) {
+    return std::pair(job.agent_pid, job.mark);
+  });
   return jobs;
 }
 
@@ -135,6 +156,7 @@ RunningJob find_job(const std::optional<std::string>& which) {
   if (which) {
     std::erase_if(named, [&](const RunningJob& job) {
       return AgentSocket::name_part(*which) != job.run_id &&
+             *which != job.mark &&
              *which != std::to_string(job.agent_pid) &&
              *which != std::to_string(job.launcher_pid);
     });

@@ -16,7 +16,8 @@ namespace lockstep::internal {
 
 // An agent of this user on this host that can be asked (agent_socket.h).
 struct RunningJob {
-  pid_t agent_pid = 0;
+  pid_t agent_pid = 0;  // as this process sees it; 0: it does not see it
+  std::string mark{};   // AgentSocket::mark(), which no other job has
   pid_t launcher_pid = 0;  // of `lockstep run`; 0: it has died
   std::string run_id{};    // as far as the socket's name has it
   std::string socket{};
@@ -28,8 +29,9 @@ struct RunningJob {
 // does not list its sockets.
 std::vector<RunningJob> running_jobs();
 
-// Returns the job that `which` names: a run id, or the process id of the
-// launcher or of its agent. If `which` is nothing, returns the only job. Throws
+// Returns the job that `which` names: a run id, the process id of the launcher
+// or of its agent, or the mark of a job in a container whose processes are not
+// to be seen from here. If `which` is nothing, returns the only job. Throws
 // std::invalid_argument, with the jobs that there are, if this names none or
 // several.
 RunningJob find_job(const std::optional<std::string>& which);

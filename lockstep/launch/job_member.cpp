@@ -157,16 +157,15 @@ StoreConnectorOptions JobMember::rejoining(StoreConnectorOptions options) {
 }
 
 void JobMember::tell_of_link(bool broken) {
-  const auto now = Clock::now();
   if (broken) {
-    broken_since_ = now;
+    broken_since_ = answered_;
     post(Notice{"no contact with " + name_store() +
                 ": the workers go on, and this node counts as lost if it is "
                 "not back within " +
                 seconds_text(options_.node.keep_alive.allowance())});
   } else {
-    const auto time = std::chrono::round<std::chrono::seconds>(
-        now - broken_since_.value_or(now));
+    const auto time = std::chrono::round<std::chrono::seconds>(Clock::now() -
+                                                               broken_since_);
     post(Notice{"contact with " + name_store() + " is back after " +
                 seconds_text(time)});
   }

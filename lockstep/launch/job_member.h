@@ -172,7 +172,10 @@ class JobMember {
   void wake();
   bool stopping();
   bool is_silent();
-  void note_progress() { ++progress_; }
+  void note_progress() {
+    answered_ = Clock::now();
+    ++progress_;
+  }
 
   JobMemberOptions options_;
   std::vector<Endpoint> endpoints_;
@@ -192,7 +195,9 @@ class JobMember {
   std::atomic<bool> ends_anyway_{false};  // this member, without an answer
   bool signalled_ = false;  // the last verdict
   std::string store_host_;  // for the message if the store is lost
-  std::optional<Clock::time_point> broken_since_{};  // the connection
+  // The last answer of the store; when a connection that broke had its last.
+  Clock::time_point answered_{};
+  Clock::time_point broken_since_{};
   std::optional<Deadline> round_deadline_;
 
   std::mutex mutex_;

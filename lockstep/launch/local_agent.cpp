@@ -485,7 +485,8 @@ std::optional<int> LocalAgent::end_round() {
     text = "the job has ended well without this node";
   }
   const bool changes = verdict_ && verdict_->changes_membership();
-  if (!last && (failed || changes)) {
+  // A move between two rounds counts as nothing: the workers have been ended.
+  if (!last && (failed || changes) && verdict_->changes != changes_) {
     text += "\n  " + describe_restart();
   } else if (ended && changes) {
     text += "; membership changes used: " +

@@ -27,6 +27,7 @@ constexpr int kMostArrivals = 1 << 30;
 constexpr int kMostRounds = 1'000'000'000;
 constexpr size_t kLongestText = 4000;
 constexpr size_t kMostNamed = 8;
+constexpr size_t kNamedText = 500;
 
 const std::string kPrefix = "lockstep/";
 const std::string kJob = kPrefix + "job";
@@ -565,7 +566,7 @@ void NodeProtocol::report_snapshot() {
 void NodeProtocol::ask_for_cause(const NamedRanks& named) {
   json ranks = json::array();
   for (const auto& [rank, text] : named) {
-    ranks.push_back({{"rank", rank}, {"text", text.substr(0, kLongestText)}});
+    ranks.push_back({{"rank", rank}, {"text", text.substr(0, kNamedText)}});
     if (ranks.size() == kMostNamed) break;
   }
   store_.set_if_absent(round_key(round_, "named"), dump(json{{"ranks", ranks}}));

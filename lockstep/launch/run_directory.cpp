@@ -37,6 +37,50 @@ fs::path make_unique(const fs::path& parent, const std::string& stem,
   return name;
 }
 
+// Returns whether a file can be written in `directory`, as on a file system that
+// is neither full nor read-only.
+bool may_write_in(const fs::path& directory) {
+  const fs::path file = directory / "written";
+  const FileDescriptor fd(
+      ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const bool written = fd && ::write(fd.get(), "blat", 4) == 4;
+  const int error = errno;
+  ::unlink(file.c_str());
+  errno = error;
+  return written;
+}
+
+// Makes a directory in the first of these in which one can be made and written:
+// TMPDIR, TEMP, TMP, /tmp, /var/tmp, /usr/tmp, the current directory; as
+// Python's tempfile does (documentation of tempfile.gettempdir()). The result
+// is absolute, since a worker may change its directory and must still find its
+// error file.
+fs::path make_temporary() {
+  std::vector<std::string> parents;
+  for (const char* name : {"TMPDIR", "TEMP", "TMP"}) {
+    if (const auto value = get_env(name)) parents.push_back(*value);
+  }
+  for (const char* path : {"/tmp", "/var/tmp", "/usr/tmp", "."}) {
+    parents.emplace_back(path);
+  }
+  std::string reasons;
+  for (const std::string& parent : parents) {
+    std::error_code ignored;
+    std::string name =
+        (fs::absolute(parent, ignored) / (std::string(kTemporaryStem) +
+                                          "_XXXXXX"))
+            .string();
+    const bool made = mkdtemp(name.data()) != nullptr;
+    if (made && may_write_in(name)) return name;
+    reasons += (reasons.empty() ? "" : ", ") + parent + " (" +
+               std::strerror(errno) + ")";
+    if (made) ::rmdir(name.c_str());
+  }
+  throw std::invalid_argument("no directory for temporary files can be written: "
+                              + reasons +
+                              "; set TMPDIR to one that can be written");
+}
+
 // Returns an empty descriptor if another process has the lock, or if there is
 // no such directory.
 FileDescriptor lock_directory(const fs::path& directory) {
@@ -106,13 +150,7 @@ RunDirectory::RunDirectory(fs::path path, bool temporary)
 
 RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
                                   const std::string& run_id) {
-  if (!log_dir) {
-    const fs::path parent = get_env("TMPDIR").value_or("/tmp");
-    return RunDirectory(
-        make_unique(parent, kTemporaryStem,
-                    "set TMPDIR to a directory that can be written"),
-        true);
-  }
+  if (!log_dir) return RunDirectory(make_temporary(), true);
   std::error_code error;
   fs::create_directories(*log_dir, error);
   if (error || !fs::is_directory(*log_dir, error)) {
@@ -122,8 +160,7 @@ RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
   }
   std::string stem = run_id;
   std::replace(stem.begin(), stem.end(), '/', '_');
-  // The path is absolute, since a worker may change its directory and must
-  // still find its error file.
+  // The path is absolute, as in make_temporary().
   return RunDirectory(make_unique(fs::absolute(*log_dir), stem,
                                   "give a --log-dir that can be written"),
                       false);

@@ -26,14 +26,10 @@ constexpr milliseconds kRefusedAllowance{10'000};
 constexpr milliseconds kGoneAllowance{3000};
 constexpr int kBacklog = 1024;
 
-bool is_of_this_host(const SocketAddress& address) {
-  return static_cast<bool>(bind_socket(address.with_port(0)));
-}
-
 }  // namespace
 
 FileDescriptor StoreConnector::listen(
-    const std::vector<SocketAddress>& addresses) const {
+    const std::vector<SocketAddress>& addresses, bool& port_in_use) const {
   int error = EADDRNOTAVAIL;
   for (const SocketAddress& address : addresses) {
     // An agent that was told to host is believed, as a gateway may map the
@@ -45,6 +41,7 @@ FileDescriptor StoreConnector::listen(
     error = errno;
     if (error == EADDRINUSE) break;
   }
+  port_in_use = error == EADDRINUSE;
   if (options_.is_host == true) {
     throw std::invalid_argument(
         "the agents' store cannot be hosted at " + options_.endpoint.text() +
@@ -58,17 +55,17 @@ FileDescriptor StoreConnector::listen(
 }
 
 std::optional<OpenedStore> StoreConnector::host(
-    const std::vector<SocketAddress>& addresses,
-    const Deadline& deadline) const {
+    const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+    bool& port_in_use) const {
+  port_in_use = false;
   if (options_.is_host == false) return std::nullopt;
-  FileDescriptor fd = listen(addresses);
+  FileDescriptor fd = listen(addresses, port_in_use);
   if (!fd) return std::nullopt;
   const SocketAddress bound = bound_address(fd.get());
   AgentStoreAddress address;
-  // The store connects to itself, and cannot connect to a wildcard address.
-  address.host = bound.is_loopback()          ? bound.host()
-                 : bound.family() == AF_INET6 ? "::1"
-                                              : "127.0.0.1";
+  // The store connects to itself, and cannot connect to a wildcard address. One
+  // of IPv6 takes IPv4, too.
+  address.host = bound.is_loopback() ? bound.host() : "127.0.0.1";
   address.port = static_cast<uint16_t>(bound.port());
   address.listen_fd = fd.release();
   address.timeout = deadline.remaining();
@@ -125,9 +122,12 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
   Deadline refusal = Deadline::after(kGoneAllowance);
   while (true) {
     Failure failure;
+    bool port_in_use = false;
     try {
       const auto addresses = resolve(options_.endpoint);
-      if (auto opened = host(addresses, deadline)) return std::move(*opened);
+      if (auto opened = host(addresses, deadline, port_in_use)) {
+        return std::move(*opened);
+      }
       if (auto opened = connect(addresses, deadline, cancelled, failure)) {
         return std::move(*opened);
       }
@@ -146,6 +146,11 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
     }
     if (!failure.refused) {
       refusal = Deadline::after(kGoneAllowance);
+    } else if (port_in_use && refusal.expired()) {
+      throw std::invalid_argument(
+          "the agents' store cannot be hosted at " + where +
+          ": another process uses the port, and accepts no connections there; "
+          "give another port to all nodes");
     } else if (options_.was_there && refusal.expired()) {
       throw AgentStoreError("the agents' store at " + where +
                             " has ended: " + reason + " any more");

@@ -58,17 +58,22 @@ class StoreConnector {
   // blocks this call until the connection is shut (shut_connections_to()).
   // Throws AgentStoreError, one line with the endpoint and the reason;
   // std::invalid_argument if this agent must host the store and cannot, or if
-  // the host has had another secret for 10 s (before, it may be the store of a
-  // job that is ending).
+  // another process has used the port of this host for 3 s and accepts no
+  // connections there, or if the host has had another secret for 10 s (before,
+  // it may be the store of a job that is ending).
   OpenedStore open(const std::function<bool()>& cancelled,
                    const Notice& notice) const;
 
   const Endpoint& endpoint() const { return options_.endpoint; }
 
  private:
-  FileDescriptor listen(const std::vector<SocketAddress>& addresses) const;
+  // Both tell whether the endpoint is of this host, but another process uses its
+  // port.
+  FileDescriptor listen(const std::vector<SocketAddress>& addresses,
+                        bool& port_in_use) const;
   std::optional<OpenedStore> host(const std::vector<SocketAddress>& addresses,
-                                  const Deadline& deadline) const;
+                                  const Deadline& deadline,
+                                  bool& port_in_use) const;
   // Why no store was reached.
   struct Failure {
     std::string reason{};

@@ -10,6 +10,8 @@ namespace lockstep::internal {
 struct ChangeCount {
   int restarts = 0;            // after a failure
   int membership_changes = 0;  // because a node came or went
+
+  bool operator==(const ChangeCount&) const = default;
 };
 
 // How often they may be started again.

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/launch/agent_socket.h"
 #include "lockstep/launch/rendezvous/store_message.h"
 
 namespace lockstep::internal {
@@ -52,8 +53,8 @@ FileDescriptor made(int fd, const char* what) {
 
 std::string WorkerStoreService::name_for(int round, int master_port) {
   return "lockstep-store/" + std::to_string(geteuid()) + "/" +
-         std::to_string(getpid()) + "/" + std::to_string(round) + "/" +
-         std::to_string(master_port);
+         std::to_string(getpid()) + "/" + AgentSocket::mark() + "/" +
+         std::to_string(round) + "/" + std::to_string(master_port);
 }
 
 WorkerStoreService::WorkerStoreService(const std::string& name, int round,

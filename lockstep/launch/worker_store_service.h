@@ -46,8 +46,9 @@ class WorkerStoreService {
 
   // Returns the name of the socket for an attempt of this process's job:
   //
-  //   lockstep-store/<user id>/<process id>/<round>/<MASTER_PORT>
+  //   lockstep-store/<user id>/<process id>/<mark>/<round>/<MASTER_PORT>
   //
+  // with AgentSocket::mark().
   // A program that has given itself another MASTER_PORT sees by it that this
   // store is not the one of the world that it wants to join.
   static std::string name_for(int round, int master_port);

@@ -236,6 +236,40 @@ TEST_F(Jobs, AJobThatIsNotThereIsOneLine) {
   end(*two);
 }
 
+// FAULTS 32: containers with one network and PID namespaces of their own, in
+// which the agents have the same process ids. A bug: the names of their sockets
+// collided, and the second job ended.
+TEST_F(Jobs, ContainersThatShareANetworkDoNotCollide) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root makes PID namespaces";
+  const std::vector<std::string> command{
+      "/bin/sh", "-c",
+      "exec unshare --pid --fork --kill-child --mount-proc -- \"$0\" \"$@\"",
+      LOCKSTEP_BIN_DIR "/lockstep", "run", "--rdzv-id=contained", "sh", "-c",
+      "echo agent $PPID; exec sleep 60"};
+  auto one = start_program(command);
+  auto two = start_program(command);
+  one->await_output("agent ");
+  two->await_output("agent ");
+  EXPECT_EQ(one->out(), two->out()) << "they have one process id";
+  const auto several = run_command({"status", "contained"});
+  EXPECT_EQ(several.exit_code, 2);
+  EXPECT_THAT(several.err, HasSubstr("several jobs are named"));
+  std::vector<pid_t> launchers;
+  for (const RunningJob& job : running_jobs()) {
+    if (job.run_id != "contained") continue;
+    launchers.push_back(job.launcher_pid);
+    for (const std::string& name :
+         {std::to_string(job.launcher_pid), job.mark}) {
+      EXPECT_EQ(status_of(name)["run_id"], "contained") << name;
+    }
+  }
+  ASSERT_EQ(launchers.size(), 2u);
+  EXPECT_NE(launchers[0], launchers[1]) << "as they are numbered here";
+  for (const pid_t launcher : launchers) kill(launcher, SIGTERM);
+  one->finish();
+  two->finish();
+}
+
 TEST_F(Jobs, AJobWithALongNameOfAnyCharactersIsFound) {
   const std::string name =
       "a name/with \"other\" characters, " + std::string(50, 'x');

@@ -235,7 +235,7 @@ TEST_F(LaunchedStore, PythonProgramsGetNoneAndNothingOfAnOuterLauncher) {
             "None\n");
   EXPECT_THAT(
       run({"sh", "-c", "echo $LOCKSTEP_STORE $MASTER_PORT"}).out,
-      ::testing::ContainsRegex("^lockstep-store/[0-9]+/[0-9]+/0/([0-9]+) "));
+      ::testing::ContainsRegex("^lockstep-store/[0-9]+/[0-9]+/[0-9a-f]{8}/0/([0-9]+) "));
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
 // `lockstep run` over several nodes: ranks, environment, rendezvous, mistakes.
 #include <gmock/gmock.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
+#include "lockstep/launch/endpoint.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {
@@ -340,6 +343,34 @@ TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
         << result.err;
     EXPECT_EQ(second->finish().out, "1 127.0.0.2\n");
   }
+}
+
+// FAULTS 32. A bug: with ip_nonlocal_bind every address can be bound, so that
+// each node took the endpoint's for its own, hosted a store and waited.
+TEST_F(Nodes, AddressOfAnotherHostIsNotHostedThoughItCanBeBound) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root makes network namespaces";
+  const auto result = run_program(
+      {"/bin/sh", "-c",
+       "exec unshare --net sh -c 'ip link set lo up; "
+       "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind; " LOCKSTEP_BIN_DIR
+       "/lockstep run --nnodes=2 --rdzv-conf=timeout=2,join_timeout=2 "
+       "--rdzv-endpoint=192.0.2.1:29400 true'"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("no agents' store was reached"));
+}
+
+// A bug: the launcher waited 600 s for a store at a port that another process
+// had, "as no process listens there".
+TEST_F(Nodes, PortThatAnotherProcessUsesIsSaidSoon) {
+  const auto own =
+      resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
+  // It does not listen, and did not ask for SO_REUSEADDR.
+  const FileDescriptor other(
+      ::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(other.get(), own.get(), own.length()), 0);
+  const auto result = run_script(meeting(endpoint(), 2), "true");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("another process uses the port"));
 }
 
 TEST_F(Nodes, EveryInterfaceIsNoAddressToReach) {

@@ -206,9 +206,15 @@ TEST(Endpoint, OnlyLoopbackItselfIsReachedByLoopback) {
   EXPECT_EQ(bound("127.0.0.1"), "127.0.0.1");
   // Debian maps a host's own name like this; others reach the host at another
   // address.
-  EXPECT_EQ(bound("node0"), "0.0.0.0");
-  // The others may reach this host at any address.
+  EXPECT_EQ(bound("node0"), "::");
+  // The others may reach this host at any address of either family.
   EXPECT_EQ(bound("localhost"), "::");
+  for (const char* host : {"127.0.0.1", "127.0.1.1", "::1"}) {
+    EXPECT_TRUE(is_of_this_host(resolve({host, 7}).front())) << host;
+  }
+  for (const char* host : {"192.0.2.1", "2001:db8::1"}) {
+    EXPECT_FALSE(is_of_this_host(resolve({host, 7}).front())) << host;
+  }
   EXPECT_TRUE(names_every_interface("0.0.0.0"));
   EXPECT_TRUE(names_every_interface("::"));
   EXPECT_FALSE(names_every_interface("192.0.2.1"));

@@ -46,6 +46,36 @@ class RunDirectoryTest : public ::testing::Test {
   std::optional<std::string> before_;
 };
 
+// A bug: a TMPDIR that could not be used ended the launch.
+TEST_F(RunDirectoryTest, ATmpdirThatCannotBeUsedIsPassedOver) {
+  const fs::path file = folder_.path() / "file";
+  std::ofstream(file) << "no folder";
+  const fs::path other = folder_.path() / "other";
+  fs::create_directory(other);
+  ::setenv("TEMP", other.c_str(), 1);
+  for (const std::string& unusable :
+       {file.string(), (folder_.path() / "missing").string(),
+        std::string("/proc"), std::string("/dev/full")}) {
+    ::setenv("TMPDIR", unusable.c_str(), 1);
+    const auto directory = RunDirectory::create(std::nullopt, "job");
+    EXPECT_EQ(directory.attempt_directory(0).parent_path().parent_path(), other)
+        << unusable;
+  }
+  ::unsetenv("TEMP");
+  EXPECT_TRUE(fs::is_empty(other));
+}
+
+// Workers may change their directory.
+TEST_F(RunDirectoryTest, ARelativeTmpdirIsMadeAbsolute) {
+  const fs::path before = fs::current_path();
+  fs::current_path(folder_.path());
+  ::setenv("TMPDIR", ".", 1);
+  EXPECT_TRUE(RunDirectory::create(std::nullopt, "job")
+                  .attempt_directory(0)
+                  .is_absolute());
+  fs::current_path(before);
+}
+
 TEST_F(RunDirectoryTest, StaysOnlyIfTheJobFailedAndHasFlightRecords) {
   const auto run = [](bool records, std::optional<bool> success) {
     auto directory = RunDirectory::create(std::nullopt, "job");
