@@ -137,7 +137,7 @@ void with_lockstep(const Options& options, Dataset dataset) {
 
 template <class Dataset>
 void with_libtorch(const Options& options, Dataset dataset) {
-  const auto samples = static_cast<int64_t>(dataset.size());
+  const auto samples = static_cast<int64_t>(*dataset.size());
   auto loader = torch::data::make_data_loader(
       std::move(dataset), torch::data::samplers::RandomSampler(samples),
       torch::data::DataLoaderOptions()

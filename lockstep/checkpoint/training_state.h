@@ -141,21 +141,21 @@ struct LoadedSnapshot {
 // numbers are those of the first rank; the state of the default CPU generator
 // is saved for each rank.
 //
-// If `path` is a folder, all ranks must see it. A new snapshot appears in it, as
-// a whole, when everything is on the disk. Parameters and
-// optimizer state must be equal on all ranks, as they are with
-// DistributedDataParallel, or parts of larger ones (FSDP, tensor parallelism),
-// of which the snapshot has the whole: each rank writes a part from its own
-// memory. What several ranks have is compared before the snapshot appears: if
-// ranks have different values of a tensor, of which the snapshot would be a
-// mixture, std::invalid_argument on every rank names it and two of the ranks.
-// Ranks' models may lack tensors that those of others have (the stages
-// of a pipeline): the snapshot has all. Stages whose parameters have the same
-// names, and are not one tied weight, are refused with std::invalid_argument on
-// every rank, here and by load_snapshot(); here also stages that have buffers
-// of the same names with different values. Numbers are those of the first rank,
-// a buffer is that of the first rank that has it. docs/snapshots.md describes
-// the files, which PyTorch's distributed checkpoint reads.
+// If `path` is a folder, all ranks must see it. A new snapshot appears in it,
+// as a whole, when everything is on the disk. Parameters and optimizer state
+// must be equal on all ranks, as they are with DistributedDataParallel, or
+// parts of larger ones (FSDP, tensor parallelism), of which the snapshot has
+// the whole: each rank writes a part from its own memory. What several ranks
+// have is compared before the snapshot appears: if ranks have different values
+// of a tensor, of which the snapshot would be a mixture, std::invalid_argument
+// on every rank names it and two of the ranks. Ranks' models may lack tensors
+// that those of others have (the stages of a pipeline): the snapshot has all.
+// Stages whose parameters have the same names, and are not one tied weight, are
+// refused with std::invalid_argument on every rank, here and by
+// load_snapshot(); here also stages that have buffers of the same names with
+// different values. Numbers are those of the first rank, a buffer is that of
+// the first rank that has it. docs/snapshots.md describes the files, which
+// PyTorch's distributed checkpoint reads.
 //
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.

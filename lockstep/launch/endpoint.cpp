@@ -202,8 +202,8 @@ bool is_of_this_host(const SocketAddress& address) {
     }
     const socklen_t length =
         family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    found = found ||
-            SocketAddress(one->ifa_addr, length).host() == address.host();
+    found =
+        found || SocketAddress(one->ifa_addr, length).host() == address.host();
   }
   freeifaddrs(all);
   return found;

@@ -156,8 +156,7 @@ RunningJob find_job(const std::optional<std::string>& which) {
   if (which) {
     std::erase_if(named, [&](const RunningJob& job) {
       return AgentSocket::name_part(*which) != job.run_id &&
-             *which != job.mark &&
-             *which != std::to_string(job.agent_pid) &&
+             *which != job.mark && *which != std::to_string(job.agent_pid) &&
              *which != std::to_string(job.launcher_pid);
     });
   }

@@ -16,8 +16,8 @@ namespace lockstep::internal {
 
 // An agent of this user on this host that can be asked (agent_socket.h).
 struct RunningJob {
-  pid_t agent_pid = 0;  // as this process sees it; 0: it does not see it
-  std::string mark{};   // AgentSocket::mark(), which no other job has
+  pid_t agent_pid = 0;     // as this process sees it; 0: it does not see it
+  std::string mark{};      // AgentSocket::mark(), which no other job has
   pid_t launcher_pid = 0;  // of `lockstep run`; 0: it has died
   std::string run_id{};    // as far as the socket's name has it
   std::string socket{};

@@ -148,11 +148,11 @@ StoreConnectorOptions JobMember::noting(StoreConnectorOptions options) {
 // Returns `options` for a store that this agent rejoins if its connection
 // breaks.
 StoreConnectorOptions JobMember::rejoining(StoreConnectorOptions options) {
-  options.rejoining = Rejoining{
-      .agent = options_.node.id,
-      .given_up = [this] { return was_silent_ || ends_anyway_; },
-      .broken = [this] { tell_of_link(/*broken=*/true); },
-      .back = [this] { tell_of_link(/*broken=*/false); }};
+  options.rejoining =
+      Rejoining{.agent = options_.node.id,
+                .given_up = [this] { return was_silent_ || ends_anyway_; },
+                .broken = [this] { tell_of_link(/*broken=*/true); },
+                .back = [this] { tell_of_link(/*broken=*/false); }};
   return options;
 }
 
@@ -164,8 +164,8 @@ void JobMember::tell_of_link(bool broken) {
                 "not back within " +
                 seconds_text(options_.node.keep_alive.allowance())});
   } else {
-    const auto time = std::chrono::round<std::chrono::seconds>(Clock::now() -
-                                                               broken_since_);
+    const auto time =
+        std::chrono::round<std::chrono::seconds>(Clock::now() - broken_since_);
     post(Notice{"contact with " + name_store() + " is back after " +
                 seconds_text(time)});
   }
@@ -431,7 +431,7 @@ void JobMember::go_to(size_t endpoint) {
   StoreConnectorOptions options = options_.store;
   options.endpoint = endpoints_[endpoint];
   if (options_.node.earlier.count > 0 && may_move()) {
-    options.is_host.reset();  // it was about the first endpoint
+    options.is_host.reset();              // it was about the first endpoint
     options.timeout = kConnectAllowance;  // then the next one is tried
   } else if (options_.node.earlier.count > 0) {
     options.is_host = false;
@@ -530,8 +530,9 @@ std::optional<OpenedStore> JobMember::join(
     node.hosts_store = opened.hosted;
     if (opened.store->knows_agents()) {
       node.connection = node.id;
-      protocol.emplace(*opened.store, node,
-                       [store = opened.store.get()] { return store->agents(); });
+      protocol.emplace(*opened.store, node, [store = opened.store.get()] {
+        return store->agents();
+      });
     } else {
       const int port = connector_.endpoint().port;
       const milliseconds allowed = keep_alive.allowance();
@@ -634,15 +635,15 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
     if (protocol.take_exclusion()) {
       // It waits for as long as the job takes.
       round_deadline_.reset();
-      post(Notice{"the job runs without this node, which takes part " +
-                  (protocol.may_grow()
-                       ? std::string(
-                             "after the program's next snapshot, or after a "
+      post(Notice{
+          "the job runs without this node, which takes part " +
+          (protocol.may_grow()
+               ? std::string("after the program's next snapshot, or after a "
                              "time")
-                       : "only if a worker fails and all start again: all " +
-                             std::to_string(*limits().membership_changes) +
-                             " membership changes are used "
-                             "(--max-membership-changes)")});
+               : "only if a worker fails and all start again: all " +
+                     std::to_string(*limits().membership_changes) +
+                     " membership changes are used "
+                     "(--max-membership-changes)")});
     }
     if (auto named = protocol.take_question()) post(CauseWanted{*named});
     if (auto wait = protocol.take_wait()) post(NodesWait{*wait});

@@ -193,7 +193,7 @@ class JobMember {
   AwakeClock awake_{options_.node.keep_alive.longest_step()};
   std::atomic<bool> was_silent_{false};   // so the store was given up
   std::atomic<bool> ends_anyway_{false};  // this member, without an answer
-  bool signalled_ = false;  // the last verdict
+  bool signalled_ = false;                // the last verdict
   std::string store_host_;  // for the message if the store is lost
   // The last answer of the store; when a connection that broke had its last.
   Clock::time_point answered_{};

@@ -195,7 +195,7 @@ class LocalAgent {
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
-  bool leaves_ = false;  // at ending_signal_; the job goes on
+  bool leaves_ = false;     // at ending_signal_; the job goes on
   bool departing_ = false;  // in await_departure()
 
   // What the nodes agreed on, once this node has joined the job.

@@ -569,7 +569,8 @@ void NodeProtocol::ask_for_cause(const NamedRanks& named) {
     ranks.push_back({{"rank", rank}, {"text", text.substr(0, kNamedText)}});
     if (ranks.size() == kMostNamed) break;
   }
-  store_.set_if_absent(round_key(round_, "named"), dump(json{{"ranks", ranks}}));
+  store_.set_if_absent(round_key(round_, "named"),
+                       dump(json{{"ranks", ranks}}));
   store_.add(round_key(round_, "questions"), 1);
 }
 
@@ -823,8 +824,8 @@ void NodeProtocol::note_silence(int node_rank, Heard& heard, bool ends) {
   const auto silence = awake_.awake() - heard.since;
   if (heard.told != ends || (!ends && silence < kLongSilence)) return;
   heard.told = !ends;
-  const std::string time = seconds_text(
-      std::chrono::round<std::chrono::seconds>(silence));
+  const std::string time =
+      seconds_text(std::chrono::round<std::chrono::seconds>(silence));
   notices_.push_back(
       heard.told ? "no sign of life from " + name_of(node_rank) + " for " +
                        time + ": the workers go on; it counts as lost after " +

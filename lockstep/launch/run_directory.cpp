@@ -37,8 +37,8 @@ fs::path make_unique(const fs::path& parent, const std::string& stem,
   return name;
 }
 
-// Returns whether a file can be written in `directory`, as on a file system that
-// is neither full nor read-only.
+// Returns whether a file can be written in `directory`, as on a file system
+// that is neither full nor read-only.
 bool may_write_in(const fs::path& directory) {
   const fs::path file = directory / "written";
   const FileDescriptor fd(
@@ -66,19 +66,18 @@ fs::path make_temporary() {
   std::string reasons;
   for (const std::string& parent : parents) {
     std::error_code ignored;
-    std::string name =
-        (fs::absolute(parent, ignored) / (std::string(kTemporaryStem) +
-                                          "_XXXXXX"))
-            .string();
+    std::string name = (fs::absolute(parent, ignored) /
+                        (std::string(kTemporaryStem) + "_XXXXXX"))
+                           .string();
     const bool made = mkdtemp(name.data()) != nullptr;
     if (made && may_write_in(name)) return name;
     reasons += (reasons.empty() ? "" : ", ") + parent + " (" +
                std::strerror(errno) + ")";
     if (made) ::rmdir(name.c_str());
   }
-  throw std::invalid_argument("no directory for temporary files can be written: "
-                              + reasons +
-                              "; set TMPDIR to one that can be written");
+  throw std::invalid_argument(
+      "no directory for temporary files can be written: " + reasons +
+      "; set TMPDIR to one that can be written");
 }
 
 // Returns an empty descriptor if another process has the lock, or if there is

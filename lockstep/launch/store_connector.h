@@ -67,8 +67,8 @@ class StoreConnector {
   const Endpoint& endpoint() const { return options_.endpoint; }
 
  private:
-  // Both tell whether the endpoint is of this host, but another process uses its
-  // port.
+  // Both tell whether the endpoint is of this host, but another process uses
+  // its port.
   FileDescriptor listen(const std::vector<SocketAddress>& addresses,
                         bool& port_in_use) const;
   std::optional<OpenedStore> host(const std::vector<SocketAddress>& addresses,

@@ -143,8 +143,8 @@ std::set<int> ranks_named_in(const std::string& message) {
 bool comes_before(const WorkerFailure& one, const WorkerFailure& other) {
   const auto order = [](const WorkerFailure& failure) {
     return std::tuple(failure.named_by.empty(), failure.error.kind,
-                      failure.time(),
-                      !failure.signal.has_value(), failure.rank);
+                      failure.time(), !failure.signal.has_value(),
+                      failure.rank);
   };
   return order(one) < order(other);
 }

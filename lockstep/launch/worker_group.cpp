@@ -335,10 +335,9 @@ NamedRanks WorkerGroup::named_ranks() const {
   for (size_t at = 0; at < workers_.size(); ++at) {
     const auto record = read_error_file(workers_[at].error_file);
     for (const int rank : record.named) {
-      named.emplace(rank,
-                    "rank " + std::to_string(first_rank_ + static_cast<int>(at)) +
-                        ": " +
-                        record.message.substr(0, record.message.find('\n')));
+      named.emplace(
+          rank, "rank " + std::to_string(first_rank_ + static_cast<int>(at)) +
+                    ": " + record.message.substr(0, record.message.find('\n')));
     }
   }
   return named;
@@ -402,8 +401,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
       failure.error = read_error_file(worker.error_file);
       failure.was_stopped = worker.was_stopped;
       if (const auto found = named.find(failure.rank);
-          found != named.end() &&
-          failure.error.kind == FailureKind::unknown) {
+          found != named.end() && failure.error.kind == FailureKind::unknown) {
         failure.named_by = found->second;
         failure.error.kind = FailureKind::cause;
       } else if (failure.exit_code == 0 ||

@@ -242,9 +242,14 @@ TEST_F(Jobs, AJobThatIsNotThereIsOneLine) {
 TEST_F(Jobs, ContainersThatShareANetworkDoNotCollide) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root makes PID namespaces";
   const std::vector<std::string> command{
-      "/bin/sh", "-c",
+      "/bin/sh",
+      "-c",
       "exec unshare --pid --fork --kill-child --mount-proc -- \"$0\" \"$@\"",
-      LOCKSTEP_BIN_DIR "/lockstep", "run", "--rdzv-id=contained", "sh", "-c",
+      LOCKSTEP_BIN_DIR "/lockstep",
+      "run",
+      "--rdzv-id=contained",
+      "sh",
+      "-c",
       "echo agent $PPID; exec sleep 60"};
   auto one = start_program(command);
   auto two = start_program(command);

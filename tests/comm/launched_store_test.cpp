@@ -233,9 +233,9 @@ TEST_F(LaunchedStore, PythonProgramsGetNoneAndNothingOfAnOuterLauncher) {
   }
   EXPECT_EQ(run({script}, {.environment = {"LOCKSTEP_STORE=outer"}}).out,
             "None\n");
-  EXPECT_THAT(
-      run({"sh", "-c", "echo $LOCKSTEP_STORE $MASTER_PORT"}).out,
-      ::testing::ContainsRegex("^lockstep-store/[0-9]+/[0-9]+/[0-9a-f]{8}/0/([0-9]+) "));
+  EXPECT_THAT(run({"sh", "-c", "echo $LOCKSTEP_STORE $MASTER_PORT"}).out,
+              ::testing::ContainsRegex(
+                  "^lockstep-store/[0-9]+/[0-9]+/[0-9a-f]{8}/0/([0-9]+) "));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@
 #include "lockstep/data/subset_random_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/data/weighted_random_sampler.h"
-#include "tests/observe/kept_warnings.h"
+#include "tests/harness/kept_warnings.h"
 
 namespace lockstep::internal {
 namespace {

@@ -121,8 +121,8 @@ TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
 }
 
 // A bug: with eight ranks of which one throws, main() catches, prints and
-// returns 1, and the group is destroyed at the end of main(), a victim was named
-// first and the rank that threw nowhere, because it ended last.
+// returns 1, and the group is destroyed at the end of main(), a victim was
+// named first and the rank that threw nowhere, because it ended last.
 TEST_F(LauncherFaults, RankThatTheVictimsNameIsTheCause) {
   for (const int exit_code : {1, 0}) {
     const auto thrown = scratch() / ("thrown" + std::to_string(exit_code));
@@ -144,7 +144,8 @@ TEST_F(LauncherFaults, RankThatTheVictimsNameIsTheCause) {
                               ? "]: rank 7 left while others needed it: exit "
                                 "code 0\n"
                               : "]: rank 7 failed: killed by SIGTERM"));
-    EXPECT_THAT(result.err, HasSubstr("\n  its last line: no such file: x.csv"));
+    EXPECT_THAT(result.err,
+                HasSubstr("\n  its last line: no such file: x.csv"));
     EXPECT_THAT(result.err, HasSubstr("all_reduce #5 failed: rank 7 has left"));
     EXPECT_EQ(count(result.err, "\n  then rank "), 7) << result.err;
   }

@@ -334,8 +334,8 @@ TEST_F(NetworkCuts, ThatLastTooLongLeadToARestartThatTheNodeTakesPartIn) {
 
 // The others do without the node, which comes back.
 TEST_F(NetworkCuts, ThatLastTooLongAreTwoMembershipChanges) {
-  const std::vector<std::string> options{
-      "--scale-up-wait=0", kShortTime + ",last_call_timeout=0"};
+  const std::vector<std::string> options{"--scale-up-wait=0",
+                                         kShortTime + ",last_call_timeout=0"};
   CutJob& one_endpoint = start_job(options, "2:3");
   CutJob& two_endpoints =
       start_job(options, "2:3", "lockstep", at(0) + "," + at(1));

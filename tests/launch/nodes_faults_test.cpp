@@ -120,9 +120,9 @@ TEST_F(NodesFaults, RankThatAVictimOnAnotherNodeNamesIsTheCause) {
     for (auto& one : nodes_) {
       const auto result = one->finish(seconds(20));
       EXPECT_EQ(result.exit_code, 1) << result.err;
-      EXPECT_THAT(result.err, AllOf(HasSubstr("]: rank 1 "),
-                                    HasSubstr("on node 1 ("),
-                                    HasSubstr("rank 1 has left the group")));
+      EXPECT_THAT(result.err,
+                  AllOf(HasSubstr("]: rank 1 "), HasSubstr("on node 1 ("),
+                        HasSubstr("rank 1 has left the group")));
     }
   }
 }

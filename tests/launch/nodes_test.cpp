@@ -362,8 +362,7 @@ TEST_F(Nodes, AddressOfAnotherHostIsNotHostedThoughItCanBeBound) {
 // A bug: the launcher waited 600 s for a store at a port that another process
 // had, "as no process listens there".
 TEST_F(Nodes, PortThatAnotherProcessUsesIsSaidSoon) {
-  const auto own =
-      resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
+  const auto own = resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
   // It does not listen, and did not ask for SO_REUSEADDR.
   const FileDescriptor other(
       ::socket(own.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));

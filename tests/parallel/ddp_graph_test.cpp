@@ -188,7 +188,9 @@ WORLD_TEST(DdpUnused, WhatNoSyncUsedIsForgottenWithItsGradient, 2) {
       EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
       // As in one process, zeros stay zeros.
       EXPECT_EQ(net->right->bias.grad().defined(), !to_none);
-      if (!to_none) EXPECT_EQ(net->right->bias.grad().item<float>(), 0);
+      if (!to_none) {
+        EXPECT_EQ(net->right->bias.grad().item<float>(), 0);
+      }
       net->zero_grad();
     }
   });

@@ -87,7 +87,9 @@ WORLD_TEST(DdpKeptGradients, AreMadeAnewOnlyIfTheyAreHeld, 2) {
         for (const auto& parameter : parameters) {
           now.push_back(parameter.grad().unsafeGetTensorImpl());
         }
-        if (step > 1) EXPECT_EQ(now, before) << step;  // after the rebuilding
+        if (step > 1) {  // after the rebuilding
+          EXPECT_EQ(now, before) << step;
+        }
         before = now;
         optimizer->step();
       }

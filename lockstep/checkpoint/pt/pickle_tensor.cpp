@@ -275,8 +275,8 @@ c10::Storage PickleMachine::storage(const StorageId& id,
     storages_.emplace(id.key, std::make_pair(loaded, dtype));
     return loaded;
   }
-  // The loader has validated the bytes, if there are any, for that dtype and size
-  // only.
+  // The loader has validated the bytes, if there are any, for that dtype and
+  // size only.
   if (found->second.first.nbytes() != id.bytes ||
       (found->second.second != dtype && id.bytes > 0)) {
     throw PickleError("storage " + id.key + " is described in two ways");

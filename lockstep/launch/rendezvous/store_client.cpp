@@ -129,17 +129,16 @@ bool StoreClient::rejoin() {
   const auto failed = [&] {
     if (!std::exchange(told, true)) rejoining_->broken();
   };
-  return reach_host(
-      rejoining_->given_up, failed,
-      [&](FileDescriptor socket, const Deadline& deadline) {
-        break_if_unacknowledged(socket.get());
-        channel_ = StoreChannel(std::move(socket), tls_.get());
-        input_ = {};
-        is_awaiting_ = false;
-        const bool done = begin(deadline);
-        if (told) rejoining_->back();
-        return done;
-      });
+  return reach_host(rejoining_->given_up, failed,
+                    [&](FileDescriptor socket, const Deadline& deadline) {
+                      break_if_unacknowledged(socket.get());
+                      channel_ = StoreChannel(std::move(socket), tls_.get());
+                      input_ = {};
+                      is_awaiting_ = false;
+                      const bool done = begin(deadline);
+                      if (told) rejoining_->back();
+                      return done;
+                    });
 }
 
 // Keeps the connection that has shaken hands.
@@ -187,11 +186,11 @@ std::unique_ptr<StoreLine> StoreClient::open_line(const Deadline& deadline) {
     if (!socket) fail_closed();
     return make_line(std::move(socket), secret_, deadline);
   }
-  return reach_host([&] { return deadline.expired() || rejoining_->given_up(); },
-                    [] {},
-                    [&](FileDescriptor socket, const Deadline& until) {
-                      return make_line(std::move(socket), secret_, until);
-                    });
+  return reach_host(
+      [&] { return deadline.expired() || rejoining_->given_up(); }, [] {},
+      [&](FileDescriptor socket, const Deadline& until) {
+        return make_line(std::move(socket), secret_, until);
+      });
 }
 
 void StoreClient::shake_hands(const Deadline& deadline) {

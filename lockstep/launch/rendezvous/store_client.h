@@ -53,9 +53,9 @@ class StoreClient : public AgentStore {
   // request was done, so that its reply follows.
   bool begin(const Deadline& deadline);
   // Connects to the host again and again, until begin_on(socket, deadline) ends
-  // without AgentStoreError, and returns what that returns. Calls failed() after
-  // each try that was not refused. Throws AgentStoreError once over() is true or
-  // the store's process has ended.
+  // without AgentStoreError, and returns what that returns. Calls failed()
+  // after each try that was not refused. Throws AgentStoreError once over() is
+  // true or the store's process has ended.
   template <class Begin>
   auto reach_host(const std::function<bool()>& over,
                   const std::function<void()>& failed, const Begin& begin_on);
@@ -77,7 +77,7 @@ class StoreClient : public AgentStore {
   const std::optional<std::string> secret_;
   const std::optional<Rejoining> rejoining_;
   std::optional<SocketAddress> host_{};  // of the store; if it may rejoin
-  int64_t calls_ = 0;  // requests that the session counts
+  int64_t calls_ = 0;                    // requests that the session counts
   std::unique_ptr<TlsSettings> tls_;
   StoreChannel channel_;
   MessageBuffer input_{};

@@ -322,9 +322,9 @@ void StoreServer::answer_session(Connection& connection,
                                  const Request& request) {
   const auto found = sessions_.find(request.key);
   const bool begins = request.number == 0;
-  const bool is_known = found != sessions_.end() &&
-                        (found->second.done == request.number ||
-                         found->second.done + 1 == request.number);
+  const bool is_known =
+      found != sessions_.end() && (found->second.done == request.number ||
+                                   found->second.done + 1 == request.number);
   const bool has_room =
       found != sessions_.end() || sessions_.size() < kMostSessions;
   if (request.key.empty() || !connection.agent.empty() ||
@@ -343,8 +343,8 @@ void StoreServer::answer_session(Connection& connection,
   session.connection = connection.id;
   session.closed.reset();
   connection.agent = request.key;
-  connection.output += encode(
-      Reply{.kind = Reply::Kind::number, .number = session.done});
+  connection.output +=
+      encode(Reply{.kind = Reply::Kind::number, .number = session.done});
   if (!begins && session.done == request.number) {
     connection.output += session.last_reply;
   }

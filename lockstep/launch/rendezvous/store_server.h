@@ -93,7 +93,7 @@ class StoreServer {
     std::vector<std::string> awaited_keys{};
     // The round of the workers whose calls come on it.
     std::optional<int64_t> round{};
-    std::string agent{};         // whose session it is; empty: none
+    std::string agent{};        // whose session it is; empty: none
     Clock::time_point heard{};  // when the last message came
     // When it is dropped, in awake_'s time.
     std::optional<Clock::duration> due{};
