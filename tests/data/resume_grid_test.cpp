@@ -329,7 +329,7 @@ TEST(ResumeGrid, BucketsKeepTheirOrder) {
           for (const auto* part : {&first, &second, &last}) {
             all.insert(all.end(), part->order.begin(), part->order.end());
           }
-          SCOPED_TRACE(testing::Message()
+          SCOPED_TRACE(::testing::Message()
                        << a.ranks << " ranks of " << a.batch_size << ", "
                        << steps << " steps; then " << b.ranks << " of "
                        << b.batch_size << "; drop_last " << way.drop_last);

@@ -48,13 +48,13 @@ class RunDirectoryTest : public ::testing::Test {
 
 // A bug: a TMPDIR that could not be used ended the launch.
 TEST_F(RunDirectoryTest, ATmpdirThatCannotBeUsedIsPassedOver) {
-  const fs::path file = folder_.path() / "file";
+  const fs::path file = folder_.file("file");
   std::ofstream(file) << "no folder";
-  const fs::path other = folder_.path() / "other";
+  const fs::path other = folder_.file("other");
   fs::create_directory(other);
   ::setenv("TEMP", other.c_str(), 1);
   for (const std::string& unusable :
-       {file.string(), (folder_.path() / "missing").string(),
+       {file.string(), folder_.file("missing"),
         std::string("/proc"), std::string("/dev/full")}) {
     ::setenv("TMPDIR", unusable.c_str(), 1);
     const auto directory = RunDirectory::create(std::nullopt, "job");
