@@ -140,9 +140,13 @@ struct Training {
         ema.update_parameters(net);
         mean.update(loss.item<double>(), kBatch);
         ++curriculum.level;
-        curriculum.history = torch::cat(
-            {curriculum.history, loss.detach().to(torch::kDouble).view({1})});
         ++state.step;
+        // Equal on all ranks, since that of the first one is saved.
+        curriculum.history = torch::cat(
+            {curriculum.history,
+             torch::full({1},
+                         scaler.get_scale() / static_cast<double>(state.step),
+                         torch::kDouble)});
         log.log({{"loss", loss.item<double>()}}, state.step);
         if (saver && saver->is_due()) saver->save();
         if (state.step == steps) return;
@@ -254,6 +258,7 @@ WORLD_TEST(TrainingItems, WhatIsNotThereIsTold, 2) {
 WORLD_TEST(TrainingItems, WhatEachRankHasIsItsOwn, 2) {
   const auto group = init_process_group();
   const std::string path = (world.folder / "own/").string();
+  torch::manual_seed(1);  // replicas are equal
   const auto net = small_net(1);
   Drawn drawn{.value = 5 + world.rank};
   TrainingState state{.model = net.ptr(),
@@ -277,8 +282,45 @@ WORLD_TEST(TrainingItems, WhatEachRankHasIsItsOwn, 2) {
               HasSubstr("each rank has its own state of the item \"drawn\""));
 }
 
+// As the stages of a pipeline: a rank lacks parameters that others have.
+WORLD_TEST(TrainingItems, RanksMayHaveDifferentParameters, 2) {
+  const auto group = init_process_group();
+  const std::string path = (world.folder / "stages/").string();
+  struct Stage : torch::nn::Module {
+    explicit Stage(int rank) {
+      own = register_parameter("own" + std::to_string(rank), torch::zeros({3}));
+    }
+    at::Tensor own;
+  };
+  const auto model = small_net(1);
+  for (auto& parameter : model->parameters()) {
+    torch::NoGradGuard no_grad;
+    parameter.fill_(1);
+  }
+  const auto run = [&](bool loads) {
+    const auto stage = std::make_shared<Stage>(world.rank);
+    const std::shared_ptr<torch::nn::Module> module = stage;
+    optim::SGD optimizer({stage->own}, {.lr = 0.1, .momentum = 0.9});
+    TrainingState state{.model = model.ptr(),
+                        .items = {{"stage", module}, {"steps", optimizer}}};
+    if (loads) {
+      EXPECT_THAT(load_snapshot(path, state).not_restored, IsEmpty());
+    } else {
+      stage->own.mutable_grad() = torch::full({3}, 1.0 + world.rank);
+      optimizer.step();
+      save_snapshot(path, state);
+    }
+    stage->own.mutable_grad() = torch::ones({3});
+    optimizer.step();
+    return stage->own.detach().clone();
+  };
+  const at::Tensor expected = run(false);
+  EXPECT_TRUE(expected.equal(run(true)));
+}
+
 WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
   const auto group = init_process_group();
+  torch::manual_seed(1);  // replicas are equal
   const auto net = small_net(1);
   const auto other = small_net(1);
   optim::SGD of_other(other->parameters(), {.lr = 0.1});

@@ -155,14 +155,14 @@ void require_same_items(const std::vector<Json>& all) {
           std::tuple(&mine, &first, rank, size_t{0})}) {
       for (const auto& [name, item] : items->items()) {
         const auto found = other->find(name);
-        const auto kind = item.at(kKind).template get<std::string>();
+        const auto kind = item.at(kKind).get<std::string>();
         if (found != other->end() && found->at(kKind) == kind) continue;
         throw std::invalid_argument(
             "the item \"" + name + "\" is " + kind + " on rank " +
             std::to_string(has) + ", and rank " + std::to_string(lacks) +
             (found == other->end()
                  ? " does not have it"
-                 : " has " + found->at(kKind).template get<std::string>()) +
+                 : " has " + found->at(kKind).get<std::string>()) +
             "; give TrainingState::items of all ranks the same items");
       }
     }
