@@ -6,7 +6,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -636,11 +635,13 @@ void Pipeline::State::backward(Run& run, const PipelineAction& action) {
   }
   // No gradient goes through what the stages after this one do not use, as in
   // one process: zeros would give the parameters before it gradients.
-  std::erase_if(roots, [&, i = size_t{0}](const at::Tensor&) mutable {
-    return !gradients[i++].defined();
-  });
-  std::erase_if(gradients,
-                [](const at::Tensor& one) { return !one.defined(); });
+  for (size_t i = 0; i < roots.size(); ++i) {
+    if (!gradients[i].defined()) roots[i].reset();
+  }
+  for (Tensors* tensors : {&roots, &gradients}) {
+    std::erase_if(*tensors,
+                  [](const at::Tensor& one) { return !one.defined(); });
+  }
   // Gradients of the pipeline's inputs are accumulated as backward() does it.
   chunk.inputs = stage == 0 ? Tensors{} : with_gradient(chunk.inputs);
   if (kind == ActionKind::backward_input) {

@@ -473,13 +473,15 @@ WORLD_TEST(Pipeline, StagesWithParametersOfOneNameAreNotSaved, 2, 4) {
   // Ranks 0 and 2, of two pipelines, have the same stage.
   const ProcessGroupPtr group =
       world.size == 2 ? new_group() : new_subgroups(2);
-  torch::manual_seed(group->rank());
+  torch::manual_seed(0);
   torch::nn::Linear part(kWidth, kWidth);
   part->to(torch::kDouble);
   auto optimizer = optimizer_of(part->parameters());
   TrainingState state{.model = part.ptr(), .optimizer = &optimizer};
   const std::string path = (world.folder / "same_names").string() + "/";
   save_snapshot(path, state);  // of replicas, as long as there is no pipeline
+  torch::manual_seed(group->rank());
+  part->reset_parameters();
   const PipelineSchedule schedule = schedule_1f1b(2, 2);
   Pipeline pipeline({{group->rank(), part}},
                     {.schedule = schedule, .loss = mse, .group = group});
@@ -548,6 +550,7 @@ WORLD_TEST(Pipeline, StagesWithBuffersOfOneNameAreNotSaved, 2, 4) {
   const Batch batch = batch_of(world.rank, 8);  // replicas have others
   for (const bool same_name : {true, false}) {
     SCOPED_TRACE(same_name);
+    torch::manual_seed(group->rank());
     RunningMean part(group->rank(), same_name);
     TrainingState state{.model = part.ptr()};
     const auto path = (world.folder / (same_name ? "one" : "two")).string();
@@ -569,8 +572,7 @@ WORLD_TEST(Pipeline, StagesWithBuffersOfOneNameAreNotSaved, 2, 4) {
     if (same_name) {
       const auto expected = HasSubstr(
           "ranks have different buffers of one name, as stages of a pipeline "
-          "or "
-          "by set_placement(Own): \"mean\" on rank 0 and on rank 1");
+          "or by set_placement(Own): \"mean\" on rank 0 and on rank 1");
       EXPECT_THAT(message_of([&] { full_state_dict(*part); }), expected);
       EXPECT_THAT(message_of([&] { save_snapshot(path + "/", state); }),
                   expected);
@@ -1290,22 +1292,22 @@ WORLD_TEST(Pipeline, StagesMayBeFrozenAndUnfrozen, 2, 3) {
   }
 }
 
-// Gives its input and a product that the next stage may use.
+// Gives a product that the next stage may use, and one that it does.
 struct TwoOutputsImpl : torch::nn::Module {
   TwoOutputsImpl() {
     used = register_parameter("used", torch::ones({kWidth}, torch::kDouble));
     aside = register_parameter("aside", torch::ones({kWidth}, torch::kDouble));
   }
   std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
-    return {x * used, x * aside};
+    return {x * aside, x * used};
   }
   at::Tensor used, aside;
 };
 TORCH_MODULE(TwoOutputs);
-// Uses the second of its inputs for some micro-batches only.
+// Uses the first of its inputs only if it is told to.
 struct ChoosesImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& other) {
-    return uses ? x + other : x;
+  at::Tensor forward(const at::Tensor& aside, const at::Tensor& x) {
+    return uses ? x + aside : x;
   }
   bool uses = false;
 };
