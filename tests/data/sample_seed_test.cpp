@@ -111,7 +111,9 @@ TEST(SampleSeed, IsGivenForWholeBatchesToo) {
 
 // A rare sample that is drawn often is augmented differently each time.
 TEST(SampleSeed, DiffersIfASampleIsDrawnTwice) {
-  WeightedRandomSampler sampler(std::vector<double>{1}, 20);
+  std::vector<double> weights(Seeds().size());
+  weights[0] = 1;
+  WeightedRandomSampler sampler(weights, 20);
   std::set<uint64_t> distinct;
   for (auto [index, seed] : seeds_of(Seeds(), sampler, {})) {
     EXPECT_EQ(index, 0u);
