@@ -209,7 +209,7 @@ WORLD_TEST(WrappedModule, HasTheMembersOfTheModule, 2) {
   }
 }
 
-// A wrapper behind a pointer is called as one that is not.
+// A pointer to a wrapper is used as the wrapper itself.
 WORLD_TEST(WrappedModule, IsReachedThroughAPointerToTheWrapper, 2) {
   auto group = init_process_group();
   const auto model =
