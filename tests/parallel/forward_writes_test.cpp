@@ -225,6 +225,7 @@ WORLD_TEST(ForwardWrites, ComesBackFromDistributedDataParallel, 1, 2, 3) {
 WORLD_TEST(ForwardWrites, ComesBackWithMixedPrecision, 1, 2) {
   auto group = init_process_group();
   const DistributedDataParallelOptions mixed{
+      .static_graph = true,  // several forwards before one backward
       .mixed_precision = MixedPrecision{.param_dtype = torch::kFloat}};
   const auto one_backward = [&]<typename Module>(Module*) {
     SCOPED_TRACE(typeid(Module).name());

@@ -209,6 +209,19 @@ WORLD_TEST(WrappedModule, HasTheMembersOfTheModule, 2) {
   }
 }
 
+// A pointer to a wrapper is used as the wrapper itself.
+WORLD_TEST(WrappedModule, IsReachedThroughAPointerToTheWrapper, 2) {
+  auto group = init_process_group();
+  const auto model =
+      std::make_shared<DistributedDataParallel<CalledNet>>(called_net());
+  torch::optim::Adam optimizer(model->parameters());
+  model->forward(rows_of(world.rank)).pow(2).sum().backward();
+  expect_close(gradients_of(model), mean_of_ranks(world.size));
+  optimizer.step();
+  torch::save(model->module(),
+              (world.folder / "arrow").string() + std::to_string(world.rank));
+}
+
 template <typename Wrapper>
 concept Moves = requires(Wrapper& wrapper) { wrapper->to(torch::kFloat); };
 static_assert(Moves<DistributedDataParallel<CalledNet>>);
