@@ -196,7 +196,7 @@ WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamed, 2, 3) {
       }
       EXPECT_THAT([&] { loss.backward(); },
                   ThrowsMessage<c10::DistBackendError>(
-                      AllOf(HasSubstr("rank 0 number 3 after 1 forward,"),
+                      AllOf(HasSubstr(" number 3 after 1 forward"),
                             HasSubstr("rank 1 number 3 after 2 forwards"),
                             HasSubstr("has left out a backward"))));
     }

@@ -427,11 +427,14 @@ WORLD_TEST(DistributedDataParallel, TakesLibTorchsOtherResults, 2) {
   const auto x = torch::ones({4, 3}) * (world.rank + 1);
   auto group = init_process_group();
   torch::nn::AdaptiveLogSoftmaxWithLoss softmax(
-      torch::nn::AdaptiveLogSoftmaxWithLossOptions(3, 6, {2}));
+      torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 6, {2}));
   DistributedDataParallel<torch::nn::AdaptiveLogSoftmaxWithLoss> classifier(
       softmax);
   // In C++ the loss of an ASMoutput is a number, without a graph.
-  (-classifier(x, torch::tensor({0, 1, 2, 5})).output.mean()).backward();
+  (-classifier(torch::ones({4, 8}) * (world.rank + 1),
+               torch::tensor({0, 1, 2, 5}))
+        .output.mean())
+      .backward();
   torch::nn::Sequential net(torch::nn::Linear(3, 2), torch::nn::LSTM(2, 2));
   DistributedDataParallel<torch::nn::Sequential> recurrent(net);
   using State = std::tuple<torch::Tensor, torch::Tensor>;

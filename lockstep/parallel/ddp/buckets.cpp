@@ -83,10 +83,9 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
 
 void GradientBucket::Slot::release() {
   constexpr size_t kOwn = 2;  // references to the storage: ours and the alias's
-  const bool is_pristine =
-      alias.defined() && same_memory(alias, place) &&
-      alias.unsafeGetTensorImpl()->autograd_meta() == nullptr &&
-      alias.storage().is_alias_of(storage);
+  const bool is_pristine = alias.defined() && same_memory(alias, place) &&
+                           !alias.requires_grad() &&
+                           alias.storage().is_alias_of(storage);
   if (is_pristine && alias.use_count() == 1 && storage.use_count() == kOwn) {
     return;
   }

@@ -215,9 +215,9 @@ class RankRun {
   }
 
   void change_gradients(Change change) {
-    for (auto& tensor : tensors_) {
-      const auto& grad = tensor.grad();
-      if (!grad.defined() || grad.is_sparse()) continue;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const auto& grad = tensors_[i].grad();
+      if (!grad.defined() || case_.parameters[i].is_sparse) continue;
       if (change == Change::rebound) {
         grad.set_data(rebound(grad, rank_));
         continue;
@@ -225,7 +225,7 @@ class RankRun {
       if (change == Change::larger) grad.resize_({grad.numel() + 3});
       if (change == Change::smaller) grad.resize_({grad.numel() / 2});
       if (change == Change::transposed && grad.dim() == 2) grad.t_();
-      tensor.mutable_grad().reset();
+      tensors_[i].mutable_grad().reset();
     }
   }
 

@@ -101,9 +101,9 @@ void Reference::run(const Event& event) {
       return;
     case EventKind::change_gradients:
       for (size_t rank = 0; rank < replicas_.size(); ++rank) {
-        for (auto& tensor : replicas_[rank]->tensors) {
-          auto& grad = tensor.mutable_grad();
-          if (!grad.defined() || grad.is_sparse()) continue;
+        for (size_t i = 0; i < case_.parameters.size(); ++i) {
+          auto& grad = replicas_[rank]->tensors[i].mutable_grad();
+          if (!grad.defined() || case_.parameters[i].is_sparse) continue;
           grad = event.change == Change::rebound
                      ? rebound(grad, static_cast<int>(rank))
                      : torch::Tensor();
