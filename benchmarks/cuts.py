@@ -27,13 +27,17 @@ class Job:
         self.end = folder / f"{side}-end"
         self.starts = folder / f"{side}-starts"
         self.starts.touch()
-        options = (["--rdzv-insecure"] if side == "lockstep"
-                   else ["--rdzv-backend=c10d", "--no-python"])
         worker = ["sh", "-c", f"echo >> {self.starts}; until [ -e {self.end} ]; "
                   "do sleep 0.05; done"]
         run = [launcher, "run"] if side == "lockstep" else [launcher]
         self.nodes = []
         for host in range(NODES):
+            # torchrun looks for its address by its host's name, which a
+            # namespace has not.
+            options = (["--rdzv-insecure"] if side == "lockstep" else
+                       ["--rdzv-backend=c10d",
+                        f"--rdzv-conf=is_host={str(host == 0).lower()}",
+                        f"--local-addr={hosts.address(host)}", "--no-python"])
             self.nodes.append(subprocess.Popen(
                 [*hosts.on(host), *run, f"--nnodes={NODES}", "--max-restarts=3",
                  "--rdzv-id=cut",

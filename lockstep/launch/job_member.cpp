@@ -715,8 +715,8 @@ void JobMember::depart(NodeProtocol& protocol, bool hosted) {
                   : protocol.others_have_departed();
   };
   // A node that is paused or cut off learns the verdict when it is back, unless
-  // it is lost: beat() finds that out. A signal is for all nodes, and whoever
-  // sent it waits.
+  // it is lost: beat() finds that out. A signal is for all nodes, and its
+  // sender waits.
   const bool all_must_know =
       protocol.job_ended() && !protocol.declined() && !signalled_;
   const Deadline deadline = Deadline::after(

@@ -79,8 +79,8 @@ struct NodeDescription {
   // this id.
   std::string id = random_id();
   bool hosts_store = false;
-  // By what the host of the store knows its connection: `id`, or at a store
-  // that does not know its agents the name of the connection
+  // The name by which the host of the store knows its connection: `id`, or at a
+  // store that does not know its agents the name of the connection
   // (store_connections.h); empty if not known.
   std::string connection{};
   KeepAlive keep_alive{};

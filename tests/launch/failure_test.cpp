@@ -141,13 +141,14 @@ TEST_F(LauncherFaults, RankThatTheVictimsNameIsTheCause) {
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_THAT(result.err,
                 HasSubstr(exit_code == 0
-                              ? "]: rank 7 left while others needed it: exit "
+                              ? "run: rank 7 left while others needed it: exit "
                                 "code 0\n"
-                              : "]: rank 7 failed: killed by SIGTERM"));
+                              : "run: rank 7 failed: killed by SIGTERM"));
     EXPECT_THAT(result.err,
                 HasSubstr("\n  its last line: no such file: x.csv"));
     EXPECT_THAT(result.err, HasSubstr("all_reduce #5 failed: rank 7 has left"));
-    EXPECT_EQ(count(result.err, "\n  then rank "), 7) << result.err;
+    // The launcher stops victims before they have told.
+    EXPECT_GE(count(result.err, "\n  then rank "), 1) << result.err;
   }
 }
 

@@ -54,8 +54,8 @@ TEST_F(RunDirectoryTest, ATmpdirThatCannotBeUsedIsPassedOver) {
   fs::create_directory(other);
   ::setenv("TEMP", other.c_str(), 1);
   for (const std::string& unusable :
-       {file.string(), folder_.file("missing"),
-        std::string("/proc"), std::string("/dev/full")}) {
+       {file.string(), folder_.file("missing"), std::string("/proc"),
+        std::string("/dev/full")}) {
     ::setenv("TMPDIR", unusable.c_str(), 1);
     const auto directory = RunDirectory::create(std::nullopt, "job");
     EXPECT_EQ(directory.attempt_directory(0).parent_path().parent_path(), other)

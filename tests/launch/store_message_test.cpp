@@ -111,7 +111,7 @@ TEST(StoreMessage, WhatExceedsALimitIsRefused) {
     EXPECT_THROW(parse_request(body(encode(request))), MalformedMessage);
   };
   refused({.operation = static_cast<Request::Operation>(0)});
-  refused({.operation = static_cast<Request::Operation>(11)});
+  refused({.operation = static_cast<Request::Operation>(12)});
   refused({.operation = Request::Operation::set,
            .key = "k",
            .value = std::string(kMostValueBytes + 1, 'v')});

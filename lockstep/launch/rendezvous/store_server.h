@@ -49,7 +49,7 @@ struct StoreServerLimits {
 // for each round, from the first call to the end of the last connection for
 // that round.
 //
-// An agent that says who it is (Operation::session) has a session, which
+// An agent that gives its id (Operation::session) has a session, which
 // outlives its connections: it connects again, and no request of it is lost or
 // done twice. Each session keeps the last reply.
 //
@@ -149,7 +149,7 @@ class StoreServer {
     std::optional<Clock::time_point> closed{};
   };
   std::mutex mutex_;
-  // By agent; changed by the thread, under mutex_.
+  // The sessions by agent; changed by the thread, under mutex_.
   std::map<std::string, Session> sessions_;
   std::vector<FileDescriptor> trusted_;  // to be served too
   Id next_id_;
