@@ -204,7 +204,7 @@ TEST(FusedParity, BitsArePythons) {
           {LOCKSTEP_TORCH_PYTHON,
            LOCKSTEP_SOURCE_DIR "/tests/optim/fused_peer.py", folder},
           {})
-          .finish(std::chrono::seconds(60));
+          .finish(std::chrono::seconds(100));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   nlohmann::json groups;
   std::ifstream(fs::path(folder) / "groups.json") >> groups;

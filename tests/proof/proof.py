@@ -263,7 +263,7 @@ ODD_MODELS = [
      ["shard", "private", "pipeline"]),
     ("norm", "SyncBatchNorm", ["pipeline"]),
     ("dropout", "dropout, with the random numbers of each rank", ["pipeline"]),
-    ("complex", "complex parameters", ["shard", "private"]),
+    ("complex", "complex parameters", ["shard", "private", "pipeline"]),
     ("adaptive", "AdaptiveLogSoftmaxWithLoss", ["pipeline"]),
     ("branches", "branches that are used in turn, and one that is not",
      ["pipeline"]),

@@ -233,12 +233,21 @@ void train(const std::string& name, const Options& o, const fs::path& folder) {
     losses.push_back(training.step(step, norm));
     norms.push_back(norm);
   }
-  NamedTensors whole = full_state_dict(training.module());
-  for (auto& [key, tensor] : whole) {
-    if (tensor.is_complex()) tensor = torch::view_as_real(tensor);
+  NamedTensors whole;
+  if (o.model == "complex") {  // which safetensors cannot hold
+    for (const auto& item : training.module().named_parameters()) {
+      const auto value = item.value().detach();
+      whole.emplace_back(item.key(), value.is_complex()
+                                         ? torch::view_as_real(value).clone()
+                                         : value);
+    }
+  } else {
+    whole = full_state_dict(training.module());
   }
-  std::erase_if(
-      whole, [](const auto& item) { return !item.second.is_floating_point(); });
+  // FullyShard has one name for a weight with two.
+  std::erase_if(whole, [](const auto& item) {
+    return !item.second.is_floating_point() || item.first == "output";
+  });
   if (get_rank() != 0) return;
   save_tensors(folder / (name + ".safetensors"), whole);
   std::ofstream(folder / (name + ".json"))

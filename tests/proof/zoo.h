@@ -125,7 +125,7 @@ struct Sparse : OddModel {
 struct Norm : OddModel {
   Norm() {
     first = register_module("first", linear(kWidth, 4));
-    norm = register_module("norm", nn::SyncBatchNorm(4));
+    norm = register_module("norm", nn::SyncBatchNorm1d(4));
     norm->to(at::kDouble);
     head = register_module("head", linear(4, 3));
   }
@@ -133,7 +133,7 @@ struct Norm : OddModel {
     return head(norm(first(x)).tanh());
   }
   torch::nn::Linear first{nullptr}, head{nullptr};
-  nn::SyncBatchNorm norm{nullptr};
+  nn::SyncBatchNorm1d norm{nullptr};
 };
 
 struct Dropout : OddModel {
@@ -175,7 +175,7 @@ struct Adaptive : OddModel {
     softmax->to(at::kDouble);
   }
   at::Tensor forward(const at::Tensor& x, int64_t, at::Tensor&) override {
-    return softmax->forward(first(x).tanh(), words_of(x)).loss;
+    return -softmax->forward(first(x).tanh(), words_of(x)).output.mean();
   }
   at::Tensor loss(const at::Tensor& output, const at::Tensor&) const override {
     return output;
@@ -259,7 +259,7 @@ struct Convolution : OddModel {
     head = register_module("back", linear(12, 3));
   }
   at::Tensor front(const at::Tensor& x) override {
-    return convolution(x.view({-1, 2, 1, 3})).relu_().flatten(1).mul_(2);
+    return 2 * convolution(x.view({-1, 2, 1, 3})).relu_().flatten(1);
   }
   at::Tensor back(const at::Tensor& x) override { return head(x); }
   torch::nn::Conv2d convolution{nullptr};
