@@ -143,8 +143,14 @@ def replicated_bytes(case):
     return [rows] * ranks
 
 
-# FullyShard compares the order of units, by 16 bytes of each rank.
+# FullyShard compares the order of units, by 16 bytes of each rank, and what
+# the ranks used, by a bit for each parameter, 63 in a word.
 COMPARISON = "all_gather"
+
+
+def comparison_bytes(case):
+    units = case["blocks"] + (1 if case.get("head") else 0)
+    return 16 + 8 * -(-units * len(block(case)) // 63)
 
 
 def sharded_bytes(case):
@@ -165,14 +171,14 @@ def sharded_bytes(case):
                     sum(again))
             add(rows, "shard", "all_gather_into_tensor", len(gathered),
                 sum(gathered))
-            add(rows, "shard", COMPARISON, 1, 16 * ranks)
+            add(rows, "shard", COMPARISON, 1, comparison_bytes(case) * ranks)
         reduced = ("reduce_buckets" if case["backend"] == "lockstep"
                    else "reduce_scatter_tensor")
         add(rows, "shard", reduced, len(units + head), sum(units + head))
     if copies > 1:
         add(rows, "data", "all_reduce", len(units + head),
             sum(units + head) // ranks)
-        add(rows, "data", COMPARISON, 1, 16 * copies)
+        add(rows, "data", COMPARISON, 1, comparison_bytes(case) * copies)
     return [rows] * world(case)
 
 

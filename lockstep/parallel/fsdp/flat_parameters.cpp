@@ -539,7 +539,7 @@ const FlatParameters::Parameter* FlatParameters::full_written() const {
   return found == parameters_.end() ? nullptr : &*found;
 }
 
-void FlatParameters::require_unclipped() {
+const FlatParameters::Parameter* FlatParameters::take_clipped() {
   const Parameter* clipped = nullptr;
   for (auto& parameter : parameters_) {
     auto& use = *parameter.data_use;
@@ -550,15 +550,7 @@ void FlatParameters::require_unclipped() {
     }
     use.reads = 0;
   }
-  if (clipped == nullptr) return;
-  throw std::logic_error(c10::str(
-      "FullyShard: the gradient of the shard of parameter ", clipped->name,
-      " was written through data() after data() was read, as "
-      "torch::nn::utils::clip_grad_norm_ does it, which clips by the norm of "
-      "this rank's part of the gradients, so that each rank takes another "
-      "step. "
-      "Clip with lockstep::clip_grad_norm_, and write p.grad() itself by "
-      "hand"));
+  return clipped;
 }
 
 void FlatParameters::require_own_memory() const {

@@ -199,9 +199,10 @@ class FlatParameters {
   const Parameter* full_written() const;
   // Throws std::logic_error if a shard has got other memory or another dtype.
   void require_own_memory() const;
-  // Throws std::logic_error if torch::nn::utils::clip_grad_norm_ has clipped
-  // gradients of shards since the last call: each rank by another norm.
-  void require_unclipped();
+  // Returns the first parameter of which torch::nn::utils::clip_grad_norm_ has
+  // clipped the shard's gradient since the last call, each rank by another
+  // norm; null if there is none.
+  const Parameter* take_clipped();
 
  private:
   void make_memory(const FullyShardOptions& options);

@@ -106,11 +106,11 @@ void ShardingRoot::begin_reading() {
   for (const auto& unit : alive) {
     for (const auto& flat : unit->flats()) {
       flat->require_own_memory();
-      flat->require_unclipped();
       flat->follow_requires_grad();
       flat->open_gradients();
     }
   }
+  require_unclipped(alive);
   if (phase_ != Phase::quiet) {
     require_unwritten(
         "after a forward that had no backward yet, while other ranks may still "
@@ -133,6 +133,25 @@ void ShardingRoot::begin_reading() {
   for (const auto& unit : alive) {
     if (unit->held && writes_count) gather(*unit);
   }
+}
+
+void ShardingRoot::require_unclipped(
+    const std::vector<std::shared_ptr<ShardedUnit>>& units) {
+  const FlatParameters::Parameter* clipped = nullptr;
+  for (const auto& unit : units) {
+    for (const auto& flat : unit->flats()) {
+      if (const auto* one = flat->take_clipped()) clipped = one;
+    }
+  }
+  if (clipped == nullptr) return;
+  throw std::logic_error(c10::str(
+      "FullyShard: the gradient of the shard of parameter ", clipped->name,
+      " was written through data() after data() was read, as "
+      "torch::nn::utils::clip_grad_norm_ does it, which clips by the norm of "
+      "this rank's part of the gradients, so that each rank takes another "
+      "step. "
+      "Clip with lockstep::clip_grad_norm_, and write p.grad() itself by "
+      "hand"));
 }
 
 // Collective.

@@ -175,6 +175,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void require_unwritten(const char* when);
   // Throws std::invalid_argument if a full parameter was written since then.
   void require_full_unwritten();
+  // Throws std::logic_error if LibTorch has clipped gradients of shards.
+  void require_unclipped(
+      const std::vector<std::shared_ptr<ShardedUnit>>& units);
   // Bit by bit for all parameters of all units, whether this rank gave a
   // gradient to a reduction. 63 in each word.
   std::vector<int64_t> used_bits() const;

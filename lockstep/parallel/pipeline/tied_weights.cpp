@@ -70,7 +70,7 @@ at::Tensor TiedWeights::Holder::values() const {
   const auto& [from, to] = flat->parameters()[index].range;
   at::Tensor whole = at::zeros(flat->parameters()[index].compute.numel(),
                                registered.options().requires_grad(false));
-  whole.slice(0, from, to).copy_(registered);
+  whole.slice(0, from, to).copy_(registered.view({-1}));
   all_reduce(whole, {.group = unit->options().group});
   return whole.view(sizes());
 }
@@ -82,7 +82,7 @@ void TiedWeights::Holder::set_values(const at::Tensor& values) const {
     return;
   }
   const auto& [from, to] = flat->parameters()[index].range;
-  target.copy_(values.view({-1}).slice(0, from, to));
+  target.copy_(values.view({-1}).slice(0, from, to).view_as(target));
 }
 
 TiedWeights::TiedWeights(const std::vector<TiedWeight>& weights,
