@@ -439,7 +439,7 @@ WORLD_TEST(DistributedDataParallel, TakesLibTorchsOtherResults, 2) {
   DistributedDataParallel<torch::nn::Sequential> recurrent(net);
   using State = std::tuple<torch::Tensor, torch::Tensor>;
   const auto [output, state] =
-      recurrent.forward<std::tuple<torch::Tensor, State>>(x);
+      recurrent.forward<std::tuple<torch::Tensor, State>>(x.unsqueeze(0));
   output.sum().backward();
   for (const auto& parameters : {softmax->parameters(), net->parameters()}) {
     for (const auto& parameter : parameters) {
