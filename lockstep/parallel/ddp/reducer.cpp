@@ -520,7 +520,7 @@ void Reducer::give_up() {
   if (delayed_) delayed_->give_up();
   if (check_) check_->forget();
   backward_span_.reset();
-  if (readiness_.is_collecting()) used_ = used_before_;
+  if (!shadows_) used_ = used_before_;
   readiness_.give_up();
   used_sum_.reset();
   stepped_ = static_cast<bool>(on_final_);
@@ -563,6 +563,11 @@ void Reducer::finish_sparse() {
   sparse_missing_.assign(parameters().size(), false);
   for (size_t i = 0; i < parameters().size(); ++i) {
     if (!gradients_.is_sparse(i)) continue;
+    // The first backward of a static graph has shown that no rank uses it.
+    if (!needs_used_map() && !unused_everywhere_.empty() &&
+        unused_everywhere_[i]) {
+      continue;
+    }
     const auto& tensor = parameters()[i].tensor;
     auto& grad = tensor.mutable_grad();
     sparse_missing_[i] = !grad.defined();
