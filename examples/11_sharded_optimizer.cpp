@@ -75,8 +75,7 @@ int main() {
     std::printf("%s %ld on rank %d", rank == 0 ? "" : ",",
                 bytes[rank].item<long>(), rank);
   }
-  std::printf(
-      "\nloss %.2f, weights bit for bit as without sharding: %s\n", loss,
-      model.module()->weight.equal(plain_model.module()->weight) ? "yes"
-                                                                 : "no");
+  const auto& weight = plain_model.module()->weight;
+  std::printf("\nloss %.2f, weights bit for bit as without sharding: %s\n",
+              loss, model.module()->weight.equal(weight) ? "yes" : "no");
 }

@@ -92,8 +92,8 @@ void read_item_state(const ItemState& from, std::optional<State>& to) {
 // throws, the training is restored in part, and the error says so.
 class StateItem {
  public:
-  StateItem(std::shared_ptr<torch::nn::Module> module)
-      : module_(std::move(module)) {}
+  template <std::derived_from<torch::nn::Module> Impl>
+  StateItem(std::shared_ptr<Impl> module) : module_(std::move(module)) {}
   template <class Impl>
   StateItem(const torch::nn::ModuleHolder<Impl>& holder)
       : module_(holder.ptr()) {}

@@ -63,6 +63,7 @@ std::string of_all_ranks(const at::Tensor& samples) {
 template <class Sampler, class Loader>
 void train(const Job& job, Sampler& sampler, Loader& loader) {
   const bool is_first = get_rank() == 0;
+  torch::manual_seed(0);  // one model on all ranks
   TrainingState state{.model = std::make_shared<torch::nn::LinearImpl>(1, 1)};
   if (load_snapshot(job.snapshot, state)) {
     sampler.load_state_dict(state.sampler_state);

@@ -334,11 +334,6 @@ TEST_F(DigitsTest, WrongSnapshotIsOneLineARankAndLeftAsItIs) {
     EXPECT_THAT(words, HasSubstr(path(name)));
     alone = !alone;
   }
-  // No user can read a folder as a file, not even root.
-  fs::create_directory(path("folder.pt"));
-  auto result = run_alone({"digits", "--snapshot", path("folder.pt")});
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(the_line(result.err, "digits: "), HasSubstr(path("folder.pt")));
 }
 
 }  // namespace

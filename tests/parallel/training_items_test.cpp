@@ -110,7 +110,7 @@ struct Training {
     }
     state = {.model = net.ptr(),
              .optimizer = optimizer.get(),
-             .items = {{"critic", critic},
+             .items = {{"critic", critic.ptr()},
                        {"critic_optimizer", critic_optimizer},
                        {"critic_scheduler", critic_scheduler},
                        {"ema", ema},

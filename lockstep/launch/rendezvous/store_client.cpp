@@ -125,9 +125,12 @@ auto StoreClient::reach_host(const std::function<bool()>& over,
 }
 
 bool StoreClient::rejoin() {
+  // A host that has just been killed may take a connection before it refuses
+  // them, and is told as lost soon.
+  const auto patience = Deadline::after(kRefusalAllowance);
   bool told = false;
   const auto failed = [&] {
-    if (!std::exchange(told, true)) rejoining_->broken();
+    if (patience.expired() && !std::exchange(told, true)) rejoining_->broken();
   };
   return reach_host(rejoining_->given_up, failed,
                     [&](FileDescriptor socket, const Deadline& deadline) {

@@ -352,8 +352,10 @@ void FlatParameters::follow_requires_grad() {
 
 at::Tensor& FlatParameters::full_gradient(size_t index) {
   auto& parameter = parameters_[index];
-  return reduce_dtype_ == compute_dtype_ ? parameter.compute.mutable_grad()
-                                         : parameter.accumulated;
+  if (reduce_dtype_ != compute_dtype_) return parameter.accumulated;
+  auto& grad = parameter.compute.mutable_grad();
+  if (grad.defined() && grad.is_same(parameter.barred)) grad.reset();
+  return grad;
 }
 
 const FlatParameters::Parameter* FlatParameters::with_gradient() const {

@@ -55,9 +55,11 @@ WORLD_TEST(FsdpMemory, IsShardsAndOneOrTwoUnits, 2, 4) {
   FullyShard<Tower> model([&] { return Tower(options); }, options);
   const double shards = kLayers * kLayerBytes / static_cast<double>(world.size);
   const double unit = kLayerBytes;
-  // Construction: all shards and one unit.
-  EXPECT_NEAR(static_cast<double>(take_peak() - before), shards + unit,
-              0.15 * (shards + unit));
+  // Construction: all shards and one unit, and while its first values are made
+  // equal what LibTorch's Gloo copies of it.
+  const auto built = static_cast<double>(take_peak() - before);
+  EXPECT_GE(built, 0.85 * (shards + unit));
+  EXPECT_LE(built, 1.15 * (shards + 2 * unit));
   EXPECT_NEAR(static_cast<double>(memory_allocated() - before), shards,
               0.15 * shards);
 
