@@ -210,6 +210,10 @@ def rank_of_stage(case, stage):
     return stage % ranks
 
 
+# Before the gradient of a stage's input: whether it has one.
+PRESENCE = 8
+
+
 def pipeline_bytes(case):
     ranks, count = axis(case, "pipeline"), case["micro_batches"]
     message = case["rows"] * case["hidden"] * FLOAT
@@ -221,11 +225,13 @@ def pipeline_bytes(case):
         for sender, receiver in ((one, other), (other, one)):
             add(rows[sender], "pipeline", "isend", count, count * message)
             add(rows[receiver], "pipeline", "irecv", count, count * message)
+        add(rows[other], "pipeline", "isend", count, count * PRESENCE)
+        add(rows[one], "pipeline", "irecv", count, count * PRESENCE)
     for each in rows:
-        # What the ranks tell each other at the beginning of a step: 4 numbers,
+        # What the ranks tell each other at the beginning of a step: 5 numbers,
         # and one for each micro-batch.
         add(each, "pipeline", "all_gather_into_tensor", 1,
-            ranks * (4 + count) * 8)
+            ranks * (5 + count) * 8)
     return rows
 
 
@@ -376,9 +382,15 @@ def dry_rows(case, result):
 def seen_by_dry_run(case, ranks):
     """Returns the counted rows that dry_run() computes: it has a stage in the
     middle, counts a message where it is sent, and leaves agreements out."""
-    rows = counted_rows(ranks[1 if len(ranks) > 2 else 0])
+    rank = 1 if len(ranks) > 2 else 0
+    rows = counted_rows(ranks[rank])
     if case["kind"] in ("pipeline", "ring"):
-        return {key: row for key, row in rows.items() if key[1] == "isend"}
+        rows = {key: row for key, row in rows.items() if key[1] == "isend"}
+        if case["kind"] == "pipeline" and rank > 0:
+            count = case["micro_batches"]
+            for key, (calls, size) in rows.items():
+                rows[key] = [calls - count, size - count * PRESENCE]
+        return rows
     return {key: row for key, row in rows.items() if key[1] != COMPARISON}
 
 

@@ -16,6 +16,7 @@
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/model_agreement.h"
+#include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/replica_check.h"
 
 namespace lockstep::internal {
@@ -672,6 +673,14 @@ void DdpState::after_join(int last_joiner) {
   if (std::exchange(shadowed_, false)) reducer_->drop_gradients();
   if (options_.process_group->size() == 1) return;
   broadcast_from(last_joiner, true, sends_buffers());
+}
+
+DdpState::~DdpState() = default;
+
+BackwardTracker& DdpState::tracker() const { return reducer_->tracker(); }
+
+std::vector<std::vector<std::string>> DdpState::bucket_names() const {
+  return reducer_->bucket_names();
 }
 
 DDPLoggingData DdpState::logging_data() const {

@@ -16,16 +16,20 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/collectives.h"
+#include "lockstep/parallel/ddp/backward_tracker.h"
+#include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_options.h"
 #include "lockstep/parallel/ddp/forward_result.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/ddp/low_precision_parameters.h"
-#include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/parallel/result_alias.h"
 
 namespace lockstep::internal {
+
+class Reducer;
 
 // The part of DistributedDataParallel that does not depend on the module's
 // type. Threads, blocking and errors are described there.
@@ -33,6 +37,7 @@ class DdpState final : public Joinable {
  public:
   // Collective.
   DdpState(torch::nn::Module& module, DistributedDataParallelOptions options);
+  ~DdpState() override;
 
   // Surrounds the module's forward. Collective if there are buffers to
   // broadcast. returns() takes the result of forward, and what forward has put
@@ -50,7 +55,7 @@ class DdpState final : public Joinable {
     }
     template <typename Result>
     void returns(Result& result) {
-      auto& tracker = state_.reducer_->tracker();
+      auto& tracker = state_.tracker();
       visit_tensors(result, [&tracker]<typename Tensor>(Tensor& tensor) {
         const bool older = tracker.has_older_graph(tensor);
         if constexpr (!std::is_const_v<Tensor>) {
@@ -88,9 +93,11 @@ class DdpState final : public Joinable {
   DDPLoggingData logging_data() const;
   void set_sample_rate(int64_t rate);
 
-  // The reducer of the parameters that are trained now.
+  // The reducer of the parameters that are trained now, and what it has.
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
+  BackwardTracker& tracker() const;
+  std::vector<std::vector<std::string>> bucket_names() const;
   const ProcessGroupPtr& process_group() const {
     return options_.process_group;
   }

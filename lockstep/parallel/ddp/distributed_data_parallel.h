@@ -166,7 +166,7 @@ class DistributedDataParallel
 
   // Returns the parameters' names by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> bucket_names() const {
-    return state_->reducer().bucket_names();
+    return state_->bucket_names();
   }
 
   // For code that shards gradients or parameters (zero/).

@@ -19,6 +19,7 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
+#include "lockstep/parallel/ddp/reducer.h"
 
 namespace lockstep::internal {
 namespace {
