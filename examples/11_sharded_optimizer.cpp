@@ -64,7 +64,6 @@ int main() {
   train(plain_model, plain);
   const double loss = train(model, *optimizer);
   optimizer->synchronize();  // before parameters are read outside of model(x)
-
   auto bytes = torch::zeros({lockstep::get_world_size()}, torch::kLong);
   bytes[lockstep::get_rank()] = state_bytes(optimizer->local_optimizer());
   lockstep::all_reduce(bytes = bytes.to(lockstep::local_device()));
@@ -75,7 +74,7 @@ int main() {
     std::printf("%s %ld on rank %d", rank == 0 ? "" : ",",
                 bytes[rank].item<long>(), rank);
   }
-  const auto& weight = plain_model.module()->weight;
+  const bool equal = model.module()->weight.equal(plain_model.module()->weight);
   std::printf("\nloss %.2f, weights bit for bit as without sharding: %s\n",
-              loss, model.module()->weight.equal(weight) ? "yes" : "no");
+              loss, equal ? "yes" : "no");
 }
