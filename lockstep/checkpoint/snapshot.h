@@ -40,8 +40,9 @@ struct OptimizerState {
   };
   std::map<int64_t, std::map<std::string, StateValue>> state{};
   std::vector<Group> param_groups{};
-  // What the file has in `state` and StateValue cannot hold (LBFGS's lists),
-  // in one line; load_state_dict() and saving refuse the state. Empty: nothing.
+  // Names, in one line, the values of `state` that StateValue cannot hold
+  // (LBFGS's lists). If it is not empty, load_state_dict() and saving refuse
+  // the state.
   std::string unreadable{};
 };
 

@@ -6,7 +6,7 @@
 
 namespace lockstep::internal {
 
-// What a path is the name of, by the one rule that every function follows:
+// The kind of snapshot that a path names, by the rule of every function:
 // ".pt" and ".pth" are files of torch.save, ".safetensors" is itself; a path
 // that ends in "/", has no extension or is an existing directory is a folder of
 // snapshots. (A file that is only read may have any name: its content decides.)

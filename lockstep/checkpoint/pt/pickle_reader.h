@@ -35,8 +35,8 @@ using StorageLoader = std::function<c10::Storage(
 // share a storage in the file share it here. A tensor that was a lazy conjugate
 // or negative is one here, too, so its memory is not its values: copy it, or
 // call resolve_conj().resolve_neg(). Whatever else a tensor carries makes it
-// Opaque, except what is no part of its values: requires_grad, its device, and
-// Python attributes, which are dropped as all are that BUILD would set
+// Opaque, except requires_grad, its device and Python attributes, which are not
+// part of its values. Attributes are dropped, as all that BUILD would set
 // (`_metadata` of a state_dict).
 //
 // Throws PickleError.

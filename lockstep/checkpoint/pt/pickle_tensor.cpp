@@ -72,7 +72,7 @@ bool is_empty(const Node* node) {
          (dict && dict->items.empty());
 }
 
-// What LibTorch computes only when a tensor is read: views that it calls lazy.
+// The lazy views of LibTorch, whose values are computed when they are read.
 struct Bits {
   bool conj = false;
   bool neg = false;
@@ -152,8 +152,8 @@ void PickleMachine::reduce() {
   if (!arguments) {
     throw PickleError("it calls a function without a tuple of arguments");
   }
-  // What an unknown function returns is as unknown. It is the same node, so
-  // that many calls take no memory.
+  // The result of an unknown function is unknown, too. The function's own node
+  // stands for it, so that many calls take no memory.
   if (std::get_if<Opaque>(&callable->value)) {
     return stack_.push_back(callable);
   }

@@ -203,7 +203,7 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
     const auto tensor = manifest.tensors.find(name);
     if (tensor == manifest.tensors.end()) {
       throw std::runtime_error("it has parts of \"" + name +
-                               "\", which is no tensor of it");
+                               "\", which is not a tensor of it");
     }
     auto& list = manifest.parts[name];
     for (const Json& part : parts) {

@@ -200,7 +200,7 @@ void choose_files(SavePlan& plan, size_t ranks) {
                    });
 }
 
-// What a rank has of tensors, by name.
+// The elements of tensors that a rank has, by name.
 class HeldElements {
  public:
   explicit HeldElements(const std::vector<TensorShard>& shards) {

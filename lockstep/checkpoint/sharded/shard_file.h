@@ -37,9 +37,9 @@ std::vector<uint64_t> block_checksums(const at::Tensor& tensor);
 size_t block_count(uint64_t bytes);
 
 // Writes the file `name` in `folder` and blocks until its content is on the
-// disk. `metadata`: further entries for the header's metadata. `checksums`, if
-// not null: is set to those of the tensors' blocks, by name, in hexadecimal
-// digits.
+// disk. `metadata`: further entries for the header's metadata. If
+// `checksums` is not null, it is set to those of the tensors' blocks, by name,
+// in hexadecimal digits.
 //
 // Elements are written from the tensors' own memory, and their checksums are
 // computed on the way, while they are in the processor's cache; the header is

@@ -209,7 +209,7 @@ class KnownParameters {
 };
 
 // Returns the saved hyperparameters, with this optimizer's numbers of the
-// parameters. `listed`, if not null: the groups that the manifest has. A folder
+// parameters. If `listed` is not null, the manifest has these groups. A folder
 // of PyTorch's may have some of them as tensors
 // ("optimizer.param_groups.0.weight.lr"); this optimizer keeps the others.
 OptimizerState saved_groups(const TensorFiles& files,
@@ -539,7 +539,7 @@ class FolderLoad {
     const auto saved = manifest ? manifest->items : decltype(manifest->items)();
     for (const auto& [name, item] : state_.items) {
       const auto found = saved.find(name);
-      // What each rank has saved says nothing to another number of ranks.
+      // A state of each rank fits the same number of ranks only.
       const bool fits =
           found != saved.end() &&
           found->second.per_rank == item.is_per_rank() &&

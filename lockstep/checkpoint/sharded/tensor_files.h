@@ -83,8 +83,8 @@ class TensorFiles {
  private:
   struct File {
     std::unique_ptr<InputFile> opened;  // null before the header is read
-    // What the manifest says that the file has, by name; the parts in tensors_
-    // get their places from the header.
+    // The tensors that the file has by the manifest, by name; the parts in
+    // tensors_ get their places from the header.
     std::vector<std::pair<const std::string*, Part*>> parts;
   };
 

@@ -183,7 +183,7 @@ TEST_F(ManyTensors, PartsThatTheFilesDoNotHaveAreRefused) {
   EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[[64]]"),
               HasSubstr("lies in no file or tensor"));
   EXPECT_THAT(error_with("\"w0\":[[0]]", "\"v0\":[[0]]"),
-              HasSubstr("\"v0\", which is no tensor of it"));
+              HasSubstr("\"v0\", which is not a tensor of it"));
   EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[]"),
               HasSubstr("tensor \"w0\" cannot be put together"));
   EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[[0,[0],[1]]]"),
