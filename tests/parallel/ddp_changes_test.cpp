@@ -132,6 +132,42 @@ WORLD_TEST(DdpChanges, FreezingUnderJoinIsRefused, 2) {
   });
 }
 
+// Regression: what had changed after the last forward before join() was refused
+// in the first forward under it. Rank 0 has no inputs, and follows the change.
+WORLD_TEST(DdpChanges, FreezingBeforeJoinIsNoChangeUnderIt, 2, 3) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    for (int epoch = 0; epoch < 4; ++epoch) {
+      const bool frozen = epoch % 2 == 0;
+      net->zero_grad();
+      for (int i : {0, 1}) parameters[i].requires_grad_(!frozen);
+      const Gradients trained(parameters.begin() + (frozen ? 2 : 0),
+                              parameters.end());
+      model.join([&] {
+        for (int step = 0; step < world.rank; ++step) {
+          net->zero_grad();
+          model(rows(world.rank, step)).square().sum().backward();
+          expect_gradients(trained,
+                           averages(world.size, trained,
+                                    [&](int rank) {
+                                      const auto loss =
+                                          loss_of(net, step)(rank);
+                                      return rank > step ? loss : 0 * loss;
+                                    }),
+                           "under join()");
+        }
+      });
+      // Outside of it all ranks have the same buckets, too.
+      net->zero_grad();
+      model(rows(world.rank)).square().sum().backward();
+      expect_gradients(trained, averages(world.size, trained, loss_of(net)),
+                       "after join()");
+    }
+  });
+}
+
 // Regression: buckets of the earlier dtype were made again in the later dtype.
 WORLD_TEST(DdpChanges, EachDtypeKeepsItsBuckets, 2) {
   on_both_backends([&] {

@@ -127,6 +127,9 @@ class DdpState final : public Joinable {
   const ProcessGroupPtr& join_process_group() const override {
     return options_.process_group;
   }
+  void before_join() override {
+    if (trained_differ()) retrain();
+  }
   void shadow(const JoinIteration& iteration,
               const JoinOptions& options) override;
   void after_join(int last_joiner) override;

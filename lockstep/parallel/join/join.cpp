@@ -29,6 +29,7 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     }
   }
   if (!options_.enable) return;
+  for (auto* joinable : joinables_) joinable->before_join();
   for (auto* joinable : joinables_) joinable->join_ = this;
 }
 

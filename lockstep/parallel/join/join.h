@@ -53,6 +53,9 @@ class Joinable {
   virtual ~Joinable() = default;
 
   virtual const ProcessGroupPtr& join_process_group() const = 0;
+  // Called on all ranks when the join begins, before any iteration: ranks
+  // without inputs make none in which they could follow a change. Collective.
+  virtual void before_join() {}
   // Does on a rank that has joined what the active ranks communicate in one
   // iteration.
   virtual void shadow(const JoinIteration& iteration,
@@ -73,8 +76,8 @@ class Joinable {
 // One join; programs use join() below.
 class Join {
  public:
-  // Throws std::invalid_argument if there are no joinables, if they belong to
-  // several groups, or if one is in a join already.
+  // Collective. Throws std::invalid_argument if there are no joinables, if they
+  // belong to several groups, or if one is in a join already.
   Join(std::vector<Joinable*> joinables, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
