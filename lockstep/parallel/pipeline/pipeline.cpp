@@ -708,7 +708,7 @@ void Pipeline::State::after_backward(int stage) {
 }
 
 void Pipeline::State::finish(bool training) {
-  if (training) tied_->sum_gradients();
+  tied_->finish(training);
   for (const auto& [index, stage] : stages_) {
     if (training && stage.after_backward) stage.after_backward();
     if (auto* replicas = stage.replicas()) replicas->finish(training);
@@ -758,7 +758,7 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
   std::string where = "before the first action";
   try {
     const at::AutoGradMode grad_mode(training);
-    if (training) tied_->begin_step();
+    tied_->begin(training);
     for (const auto& [index, stage] : stages_) {
       if (auto* replicas = stage.replicas()) replicas->begin(training);
     }

@@ -76,7 +76,10 @@ class PipelineStage {
   // one more backward of the wrapper, which adds zeros, averages what they have
   // accumulated: with every schedule, and with what else builds on the
   // wrapper's buckets, such as hooks and sharded optimizers. Its cost is one
-  // pass over the gradients; averaging does not overlap with backward. Throws
+  // pass over the gradients; averaging does not overlap with backward. What no
+  // micro-batch of a step has used is unused for the wrapper: with
+  // find_unused_parameters it keeps no gradient if no rank has used it, and
+  // without it is an error that names the parameter. Throws
   // std::invalid_argument with DistributedDataParallelOptions::mixed_precision;
   // use Autocast in the module instead.
   template <typename Module>
@@ -106,7 +109,7 @@ class PipelineStage {
   // optimizer's state. While a step runs, a rank holds in addition the full
   // parameters of its stages (unless ranks share one copy) and their full
   // gradients, in the reduce_dtype of the unit's policy. A parameter that no
-  // rank used has a gradient of zeros.
+  // rank used keeps no gradient.
   //
   // The unit works by itself between steps. Under its no_sync() a step keeps
   // the full gradients, and the next step without it averages the sum. Throws

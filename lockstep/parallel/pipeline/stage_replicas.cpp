@@ -1,9 +1,12 @@
 #include "lockstep/parallel/pipeline/stage_replicas.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -44,15 +47,20 @@ class DdpReplicas final : public StageReplicas {
   void finish(bool training) override {
     state_.require_unwritten(versions_);
     if (!training) return;
-    variable_list trained;
-    for (const at::Tensor& parameter : module_->parameters()) {
-      if (parameter.requires_grad()) trained.push_back(parameter);
-    }
-    if (trained.empty()) return;
+    const auto parameters = module_->parameters();
+    if (std::ranges::none_of(parameters, &at::Tensor::requires_grad)) return;
+    // A parameter without a gradient is unused, as the wrapper understands it.
+    // The first tensor gives the zero a graph if all are.
+    variable_list used{
+        at::empty({0}, parameters.front().options()).requires_grad_()};
+    std::ranges::copy_if(
+        parameters, std::back_inserter(used), [](const at::Tensor& parameter) {
+          return parameter.requires_grad() && parameter.grad().defined();
+        });
     at::Tensor zero;
     {
       DdpState::ForwardPass pass(state_);
-      zero = ZeroOf::apply(at::TensorList(trained));
+      zero = ZeroOf::apply(at::TensorList(used));
       pass.returns(zero);
     }
     zero.backward();

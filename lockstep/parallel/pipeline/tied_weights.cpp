@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -28,7 +29,8 @@ TiedWeights::Holder holder_of(const PipelineStage& stage,
                                          " has no parameter \"", name,
                                          "\", which a tied weight names"));
   }
-  TiedWeights::Holder holder{.registered = *found};
+  TiedWeights::Holder holder{
+      .stage = stage.index(), .name = name, .registered = *found};
   holder.unit = unit_of(*found);
   if (holder.unit == nullptr) return holder;
   for (const auto& flat : holder.unit->flats()) {
@@ -194,26 +196,50 @@ std::string TiedWeights::name_of(const at::Tensor& parameter) const {
   return {};
 }
 
-void TiedWeights::begin_step() {
+void TiedWeights::begin(bool training) {
   for (Weight& weight : weights_) {
+    weight.versions.clear();
     weight.earlier.clear();
-    if (!weight.trains()) continue;
     for (const Holder& holder : weight.mine) {
+      weight.versions.push_back(holder.registered._version());
+      if (!training || !weight.trains()) continue;
       weight.earlier.push_back(std::exchange(holder.gradient(), {}));
     }
   }
 }
 
-void TiedWeights::sum_gradients() {
+void TiedWeights::require_unwritten() const {
+  for (const Weight& weight : weights_) {
+    for (size_t i = 0; i < weight.mine.size(); ++i) {
+      const Holder& holder = weight.mine[i];
+      if (holder.registered._version() == weight.versions[i]) continue;
+      throw std::logic_error(c10::str(
+          "Pipeline: forward of stage ", holder.stage,
+          " has written parameter \"", holder.name,
+          "\", a tied weight, of which other stages have copies that are not "
+          "written; write all copies alike after step(), or before the "
+          "pipeline is made"));
+    }
+  }
+}
+
+void TiedWeights::finish(bool training) {
+  require_unwritten();
+  if (!training) return;
   const at::NoGradGuard no_grad;
   for (Weight& weight : weights_) {
     if (!weight.trains()) continue;
     const Holder& first = weight.mine.front();
+    const int64_t count = c10::multiply_integers(first.sizes());
+    // The last element tells how many ranks have used the weight.
     at::Tensor own = at::zeros(
-        first.sizes(), first.registered.options().requires_grad(false).dtype(
-                           first.gradient_dtype()));
+        {count + 1}, first.registered.options().requires_grad(false).dtype(
+                         first.gradient_dtype()));
     for (const Holder& holder : weight.mine) {
-      if (holder.gradient().defined()) own += holder.gradient();
+      const at::Tensor& gradient = holder.gradient();
+      if (!gradient.defined()) continue;
+      own.narrow(0, 0, count).view(first.sizes()).add_(gradient);
+      own.narrow(0, count, 1).fill_(1);
     }
     std::vector<P2POp> messages;
     std::vector<at::Tensor> parts;
@@ -233,10 +259,13 @@ void TiedWeights::sum_gradients() {
     }
     at::Tensor sum = parts.front();
     for (size_t i = 1; i < parts.size(); ++i) sum = sum + parts[i];
+    const bool is_used = sum.narrow(0, count, 1).item<double>() > 0;
+    sum = sum.narrow(0, 0, count).view(first.sizes());
     for (size_t i = 0; i < weight.mine.size(); ++i) {
       const at::Tensor& earlier = weight.earlier[i];
-      weight.mine[i].gradient() =
-          earlier.defined() ? sum + earlier : sum.clone();
+      weight.mine[i].gradient() = !is_used            ? earlier
+                                  : earlier.defined() ? sum + earlier
+                                                      : sum.clone();
     }
     weight.earlier.clear();
   }

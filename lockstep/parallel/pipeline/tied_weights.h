@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ class TiedWeights {
   // A parameter that this rank holds. In a FullyShard: its shard is registered,
   // values and gradients are the full ones.
   struct Holder {
+    int stage = 0;
+    std::string name{};  // in the stage's module
     at::Tensor registered{};
     std::shared_ptr<ShardedUnit> unit{};  // null: it is not divided
     FlatParameters* flat = nullptr;       // of `unit`
@@ -58,25 +61,29 @@ class TiedWeights {
   // is not tied. Equal on all ranks that hold it.
   std::string name_of(const at::Tensor& parameter) const;
 
-  // Takes gradients of earlier steps away, so that sum_gradients() does not add
-  // them twice.
-  void begin_step();
-  // Gives all holders the sum of the gradients of this step, in the order of
-  // the ranks that hold it, plus those that begin_step() has taken away.
-  // Collective.
-  void sum_gradients();
+  // Called before a step, or an eval(). Takes gradients of earlier steps away,
+  // so that finish() does not add them twice.
+  void begin(bool training);
+  // Throws std::logic_error if a stage has written a weight, which its other
+  // holders would not see. After a step, gives all holders the sum of its
+  // gradients, in the order of the ranks that hold it, plus those that begin()
+  // has taken away; if no stage has used the weight, only these. Collective.
+  void finish(bool training);
 
  private:
   struct Weight {
     std::string name{};                 // name_of()
     std::vector<int> ranks{};           // of the group, in order of the holders
     std::vector<Holder> mine{};         // each parameter once
+    std::vector<uint32_t> versions{};   // at begin(); of `mine`
     std::vector<at::Tensor> earlier{};  // gradients; of `mine`
 
     bool trains() const {
       return !mine.empty() && mine.front().registered.requires_grad();
     }
   };
+
+  void require_unwritten() const;
 
   ProcessGroupPtr group_;
   std::vector<Weight> weights_;

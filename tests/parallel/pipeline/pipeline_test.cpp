@@ -1292,58 +1292,6 @@ WORLD_TEST(Pipeline, StagesMayBeFrozenAndUnfrozen, 2, 3) {
   }
 }
 
-// Gives a product that the next stage may use, and one that it does.
-struct TwoOutputsImpl : torch::nn::Module {
-  TwoOutputsImpl() {
-    used = register_parameter("used", torch::ones({kWidth}, torch::kDouble));
-    aside = register_parameter("aside", torch::ones({kWidth}, torch::kDouble));
-  }
-  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
-    return {x * aside, x * used};
-  }
-  at::Tensor used, aside;
-};
-TORCH_MODULE(TwoOutputs);
-// Uses the first of its inputs only if it is told to.
-struct ChoosesImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& aside, const at::Tensor& x) {
-    return uses ? x + aside : x;
-  }
-  bool uses = false;
-};
-TORCH_MODULE(Chooses);
-
-// The gradient of a tensor that no stage uses was zeros, which momentum and
-// weight decay take for one.
-WORLD_TEST(Pipeline, AnUnusedOutputBringsNoGradient, 2) {
-  auto group = init_process_group();
-  for (const char* kind : {"1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
-    SCOPED_TRACE(kind);
-    // ZBV has both stages that are compared on one rank.
-    const bool on_one_rank = std::string(kind) == "ZBVZeroBubble";
-    const auto schedule = on_one_rank ? schedule_looped_bfs(1, 2, 2)
-                                      : make_pipeline_schedule(kind, 2, 2, 1);
-    TwoOutputs first;
-    Chooses second;
-    std::vector<PipelineStage> mine;
-    if (on_one_rank || world.rank == 0) mine.emplace_back(0, first);
-    if (on_one_rank || world.rank == 1) mine.emplace_back(1, second);
-    auto alone = split_group({{0}, {1}});
-    Pipeline pipeline(mine, {.schedule = schedule,
-                             .loss = mse,
-                             .group = on_one_rank ? alone : group.get()});
-    const bool has_first = on_one_rank || world.rank == 0;
-    for (const bool uses : {false, true, false}) {
-      second->uses = uses;
-      first->zero_grad();
-      const Batch batch = batch_of(0, 4);
-      pipeline.step(batch.x, batch.y);
-      EXPECT_EQ(first->used.grad().defined(), has_first);
-      EXPECT_EQ(first->aside.grad().defined(), has_first && uses);
-    }
-  }
-}
-
 // Gloo says that the time is over, and not which rank was awaited.
 WORLD_TEST(Pipeline, ASilentRankIsNamedOnGloo, 3) {
   for (const bool in_a_stage : {false, true}) {
