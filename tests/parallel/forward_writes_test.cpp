@@ -18,6 +18,9 @@
 #include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/fsdp/fully_shard.h"
+#include "lockstep/parallel/pipeline/pipeline.h"
+#include "lockstep/parallel/pipeline/schedules.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 
@@ -249,6 +252,19 @@ struct WritesAParameter : WritesImpl {
     return second(first(x));
   }
 };
+// Writes a parameter that backward does without.
+struct WritesItsScale : WritesImpl {
+  WritesItsScale() {
+    scale = register_parameter("scale", torch::ones({}, torch::kDouble), false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto y = second(first(x) + scale.detach()).tanh();
+    const torch::NoGradGuard no_grad;
+    scale.add_(y.mean());
+    return y;
+  }
+  at::Tensor scale;
+};
 struct Renormed : torch::nn::Module {
   Renormed() {
     table = register_module(
@@ -291,6 +307,92 @@ WORLD_TEST(ForwardWrites, AParameterIsRefusedByName, 1, 2) {
   DistributedDataParallel<Renormed> model(std::make_shared<Renormed>());
   EXPECT_THAT(message_of([&] { model(torch::arange(3)).sum().backward(); }),
               AllOf(HasSubstr("'table.weight'"), HasSubstr("max_norm")));
+}
+
+// A stage is on one rank, so what it writes there is as in one process.
+WORLD_TEST(ForwardWrites, AParameterOfAStageIsWritten, 1, 2) {
+  auto group = init_process_group();
+  const auto stage = std::make_shared<WritesItsScale>();
+  std::vector<WritesItsScale> single(static_cast<size_t>(world.size));
+  const auto loss = [](const at::Tensor& output, const at::Tensor& target) {
+    return torch::mse_loss(output, target);
+  };
+  Pipeline pipeline({{world.rank, stage}},
+                    {.schedule = schedule_gpipe(world.size, 2), .loss = loss});
+  for (int step = 0; step < 2; ++step) {
+    torch::manual_seed(step);
+    const auto x = torch::randn({4, 4}, torch::kDouble);
+    const auto y = torch::randn({4, 4}, torch::kDouble);
+    {
+      const torch::NoGradGuard no_grad;
+      pipeline.eval(x);
+    }
+    pipeline.step(x, y);
+    for (const bool trains : {false, true}) {
+      const at::AutoGradMode grad_mode(trains);
+      at::Tensor sum = torch::zeros({}, torch::kDouble);
+      for (int part = 0; part < 2; ++part) {
+        auto h = x.slice(0, 2 * part, 2 * part + 2);
+        for (auto& each : single) h = each.forward(h);
+        sum = sum + loss(h, y.slice(0, 2 * part, 2 * part + 2)) / 2;
+      }
+      if (trains) sum.backward();
+    }
+    const auto& same = single[static_cast<size_t>(world.rank)];
+    expect_near(double_gradients(*stage->first), double_gradients(*same.first),
+                1e-12);
+    expect_near(double_gradients(*stage->second),
+                double_gradients(*same.second), 1e-12);
+    expect_near({stage->scale}, {same.scale}, 1e-12);
+  }
+}
+
+// A bug: the copies of a tied weight drifted apart in silence.
+WORLD_TEST(ForwardWrites, AParameterThatOtherRanksHaveIsRefusedInAStage, 2) {
+  const auto message = [&](const char* kind, bool trains) {
+    auto group = init_process_group();
+    const auto alone = split_group({{0}, {1}});
+    const auto module = std::make_shared<WritesAParameter>();
+    const bool is_tied = std::string(kind) == "tied";
+    std::unique_ptr<DistributedDataParallel<WritesAParameter>> model;
+    std::vector<PipelineStage> stages;
+    PipelineOptions options{
+        .schedule = schedule_gpipe(is_tied ? 2 : 1, 1),
+        .loss = [](const at::Tensor& output, const at::Tensor& target) {
+          return torch::mse_loss(output, target);
+        }};
+    if (is_tied) {
+      options.tied_weights = {{{{0, "first.weight"}, {1, "first.weight"}}}};
+      stages.emplace_back(world.rank, module);
+    } else if (std::string(kind) == "replicated") {
+      options.group = alone;
+      model =
+          std::make_unique<DistributedDataParallel<WritesAParameter>>(module);
+      stages.emplace_back(0, *model);
+    } else {
+      options.group = alone;
+      stages.emplace_back(0, FullyShard(module, {.shared_memory = false}));
+    }
+    Pipeline pipeline(stages, options);
+    const auto x = torch::full({2, 4}, world.rank + 2, torch::kDouble);
+    return message_of([&] {
+      if (trains) {
+        pipeline.step(x, x);
+      } else {
+        pipeline.eval(x);
+      }
+    });
+  };
+  for (const bool trains : {true, false}) {
+    SCOPED_TRACE(trains);
+    EXPECT_THAT(message("tied", trains),
+                AllOf(HasSubstr("has written parameter \"first.weight\""),
+                      HasSubstr("a tied weight")));
+    EXPECT_THAT(message("replicated", trains),
+                HasSubstr("has written parameter 'first.weight'"));
+    EXPECT_THAT(message("divided", trains),
+                HasSubstr("the full parameter first.weight was written"));
+  }
 }
 
 template <typename Module>

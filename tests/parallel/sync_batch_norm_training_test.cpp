@@ -1,6 +1,7 @@
 // Networks with SyncBatchNorm in DistributedDataParallel train like one process
 // with BatchNorm on the whole batch.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -11,8 +12,12 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/fsdp/fully_shard.h"
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
+#include "lockstep/parallel/nn/sync_batch_norm.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {
@@ -125,6 +130,102 @@ WORLD_TEST(SyncBatchNormTraining, EqualsItWithNoSamplesOnOneRank, 2, 3) {
 WORLD_TEST(SyncBatchNormTraining, EqualsItWithCumulativeStatistics, 2) {
   auto group = init_process_group();
   expect_same_training(world, at::kDouble, {5, 7}, std::nullopt);
+}
+
+// What forward writes: its input, the norm's result, a reference argument; and
+// what the caller writes: the result, which is a view.
+template <typename Norm>
+struct WritesNetImpl : torch::nn::Module {
+  WritesNetImpl() {
+    torch::manual_seed(8);
+    first = register_module("first", torch::nn::Linear(3, 4));
+    norm = register_module("norm", Norm(4));
+    second = register_module("second", torch::nn::Linear(4, 2));
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x, at::Tensor& state) {
+    const torch::Tensor h = norm(first(x.mul_(0.5)));
+    h.relu_();
+    state = state.defined() ? state + h : h;
+    return second(state).t();
+  }
+  template <typename Call>
+  static at::Tensor loss(const Call& call, int64_t begin, int64_t rows) {
+    torch::manual_seed(9);
+    const auto all = torch::randn({kRows, 3}, torch::kDouble);
+    at::Tensor state, x = all.narrow(0, begin, rows).clone();
+    auto loss = call(x, state).mul_(2).pow(2).sum();
+    at::Tensor next = x + 1;
+    loss = loss + call(next, state).sum() + state.pow(2).sum();
+    return loss / kRows;
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+  Norm norm{nullptr};
+};
+using PlainWrites = WritesNetImpl<BatchNorm1d>;
+using SyncWrites = WritesNetImpl<nn::SyncBatchNorm1d>;
+
+WORLD_TEST(SyncBatchNormTraining, WhatForwardWritesIsAsInOneProcess, 1, 2, 3) {
+  auto group = init_process_group();
+  PlainWrites plain;
+  PlainWrites::loss(
+      [&](at::Tensor& x, at::Tensor& state) { return plain.forward(x, state); },
+      0, kRows)
+      .backward();
+  const int64_t rows = kRows / world.size;
+  const auto train = [&](auto model) {
+    (SyncWrites::loss(
+         [&](at::Tensor& x, at::Tensor& state) { return model(x, state); },
+         rows * world.rank, rows) *
+     world.size)
+        .backward();
+    for (const auto& item : model->named_parameters()) {
+      const auto& got = item.value();
+      if (got.numel() == 0) continue;
+      auto want = plain.named_parameters()[item.key()].grad();
+      if (const auto* layout = layout_of(got)) {
+        want = part_of(want, *layout).view(got.sizes());
+      }
+      EXPECT_TRUE(torch::allclose(got.grad(), want, 1e-10, 1e-12))
+          << item.key();
+    }
+    for (const auto& item : model->named_buffers()) {
+      EXPECT_TRUE(torch::allclose(
+          item.value(), plain.named_buffers()[item.key()], 1e-10, 1e-12))
+          << item.key();
+    }
+  };
+  train(DistributedDataParallel(std::make_shared<SyncWrites>()));
+  for (const bool shared : {true, false}) {
+    train(
+        FullyShard(std::make_shared<SyncWrites>(), {.shared_memory = shared}));
+  }
+}
+
+WORLD_TEST(SyncBatchNormTraining, AForwardThatWritesItsWeightIsRefused, 2) {
+  auto group = init_process_group();
+  struct Writes : torch::nn::Module {
+    Writes() {
+      norm = register_module("norm", nn::SyncBatchNorm1d(3));
+      to(torch::kDouble);
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      {
+        const torch::NoGradGuard no_grad;
+        norm->weight.mul_(x.mean());
+      }
+      return norm(x);
+    }
+    nn::SyncBatchNorm1d norm{nullptr};
+  };
+  const auto x = torch::full({2, 3}, world.rank + 2, torch::kDouble);
+  DistributedDataParallel model(std::make_shared<Writes>());
+  EXPECT_THAT(testing::message_of([&] { model(x).sum().backward(); }),
+              ::testing::HasSubstr("has written parameter 'norm.weight'"));
+  FullyShard unit(std::make_shared<Writes>(), {.shared_memory = false});
+  EXPECT_THAT(
+      testing::message_of([&] { unit(x).sum().backward(); }),
+      ::testing::HasSubstr("the full parameter norm.weight was written"));
 }
 
 }  // namespace

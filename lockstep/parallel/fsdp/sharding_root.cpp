@@ -605,10 +605,12 @@ void ShardingRoot::require_unwritten(const char* when) {
   for (const auto& unit : units()) {
     for (const auto& flat : unit->flats()) {
       if (written == nullptr) written = flat->written();
-      flat->note_versions();
     }
   }
   if (written == nullptr) return;
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) flat->note_versions();
+  }
   found_write_ = true;
   throw std::logic_error(c10::str(
       "FullyShard: parameter ", written->name, " was changed ", when,
