@@ -9,6 +9,10 @@
 #include <utility>
 #include <vector>
 
+namespace torch::nn {
+class AnyModule;
+}
+
 namespace lockstep {
 namespace internal {
 
@@ -20,6 +24,9 @@ struct ModulePointer {  // a holder, as TORCH_MODULE makes it
       !requires(const Module& given) { given.module(); },
       "the module is in a wrapper already; give the wrapper's "
       "module(), or use only one wrapper");
+  static_assert(!std::same_as<Module, torch::nn::AnyModule>,
+                "an AnyModule does not tell what its forward takes and "
+                "returns; wrap the module itself, or a Sequential of it");
   using Given = Module;
   static auto get(const Given& module) { return module.ptr(); }
 };

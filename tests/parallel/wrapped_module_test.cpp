@@ -110,6 +110,28 @@ WORLD_TEST(WrappedModule, ForwardThroughTheArrowAverages, 1, 2, 3) {
   expect_both_average(of_layers, world);
 }
 
+WORLD_TEST(WrappedModule, ASequentialOfAnyModulesAverages, 1, 2) {
+  auto group = init_process_group();
+  using torch::nn::AnyModule;
+  const auto make_layers = [] {
+    auto net = called_net();
+    torch::nn::Sequential layers(AnyModule(net->first), AnyModule(net->norm));
+    layers->push_back(AnyModule(torch::nn::Tanh()));
+    layers->push_back(AnyModule(net->second));
+    return layers;
+  };
+  DistributedDataParallel model(make_layers());
+  expect_both_average(model, world);
+  // The weights are not divided over the ranks of a group of one.
+  FullyShard unit(make_layers(), {.group = split_group({{world.rank}})});
+  unit(rows_of(0)).pow(2).sum().backward();
+  expect_close(gradients_of(unit), mean_of_ranks(1));
+  DataParallel replicas(make_layers(),
+                        {.device_ids = {torch::kCPU, torch::kCPU}});
+  replicas(rows_of(0)).pow(2).sum().backward();
+  expect_close(gradients_of(replicas), mean_of_ranks(1));
+}
+
 // A bug: in modules of the user, block->forward(x) went past the unit.
 template <template <typename> class Unit>
 struct ArrowNetImpl : testing::BlockNetImpl<Unit> {
