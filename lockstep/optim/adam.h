@@ -13,14 +13,14 @@ namespace lockstep {
 namespace internal {
 
 // The options of torch.optim.Adam and torch.optim.AdamW (PyTorch
-// documentation). `TorchOptions`: LibTorch's, whose default of weight_decay
-// holds: 0 for Adam, 0.01 for AdamW.
-template <class TorchOptions>
+// documentation). `TorchOptions`: LibTorch's. `decays`: whether weights decay
+// by default, as with AdamW.
+template <class TorchOptions, bool decays>
 struct AdamLikeOptions {
   double lr{1e-3};
   std::tuple<double, double> betas{0.9, 0.999};
   double eps{1e-8};
-  double weight_decay{TorchOptions().weight_decay()};
+  double weight_decay{decays ? 1e-2 : 0};
   bool amsgrad{false};
   bool maximize{false};  // for all parameter groups
 
@@ -62,7 +62,7 @@ struct AdamLikeGroup {
 
 namespace optim {
 
-using AdamOptions = internal::AdamLikeOptions<torch::optim::AdamOptions>;
+using AdamOptions = internal::AdamLikeOptions<torch::optim::AdamOptions, false>;
 using AdamGroup = internal::AdamLikeGroup<torch::optim::AdamOptions>;
 
 }  // namespace optim

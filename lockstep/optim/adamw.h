@@ -7,7 +7,8 @@
 namespace lockstep {
 namespace optim {
 
-using AdamWOptions = internal::AdamLikeOptions<torch::optim::AdamWOptions>;
+using AdamWOptions =
+    internal::AdamLikeOptions<torch::optim::AdamWOptions, true>;
 using AdamWGroup = internal::AdamLikeGroup<torch::optim::AdamWOptions>;
 
 }  // namespace optim
