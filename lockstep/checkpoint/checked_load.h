@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,6 +53,37 @@ std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module);
 // first, as Python's named_parameters() does.
 std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
     const torch::nn::Module& module);
+
+// The names that the parameters of a module have when this object is made.
+class ParameterNames {
+ public:
+  explicit ParameterNames(const torch::nn::Module& module);
+
+  // Returns the first name of a parameter; "" if it is not the module's.
+  std::string of(const at::Tensor& parameter) const;
+  // Each name that a parameter has, with its first.
+  const std::map<std::string, std::string>& known() const { return known_; }
+
+ private:
+  std::unordered_map<const c10::TensorImpl*, std::string> first_;
+  std::map<std::string, std::string> known_;
+};
+
+// Returns state_dict() of the optimizer with these names.
+OptimizerState named_state_dict(const torch::optim::Optimizer& optimizer,
+                                const ParameterNames& names);
+
+bool has_names(const OptimizerState& state);
+
+// Returns the state, which must have names, with the parameters of each group
+// in the order that they have in `optimizer`. Throws std::invalid_argument if
+// the names do not fit; another number of groups is left to OptimizerLoad.
+OptimizerState in_order_of(const torch::optim::Optimizer& optimizer,
+                           const OptimizerState& state,
+                           const ParameterNames& names);
+
+// Throws std::invalid_argument for a state without names, unless it is empty.
+void require_names(const OptimizerState& state);
 
 // Returns the optimizer state of `snapshot`, which must have one, with the
 // parameters of each group in the order that they have in `optimizer`: found by

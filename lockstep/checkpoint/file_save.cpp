@@ -1,5 +1,8 @@
 #include "lockstep/checkpoint/file_save.h"
 
+#include <c10/util/StringUtil.h>
+
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <variant>
 
@@ -8,10 +11,15 @@
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/scheduler_state.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/sharded/shard_file.h"
+#include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/state_items.h"
-#include "lockstep/checkpoint/utf8.h"
+#include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
@@ -39,10 +47,9 @@ void require_whole(const torch::nn::Module& module) {
   }
 }
 
-}  // namespace
-
-void check_for_file(const std::string& path, const TrainingState& state,
-                    const SnapshotOptions& options, size_t ranks) {
+// Throws if a file cannot hold such a training, whatever its tensors are.
+void require_for_file(const TrainingState& state,
+                      const SnapshotOptions& options, size_t ranks) {
   require_item_names(state);
   for (const auto& [name, item] : state.items) {
     if (dynamic_cast<OptimizerShards*>(item.optimizer()) != nullptr) {
@@ -75,93 +82,199 @@ void check_for_file(const std::string& path, const TrainingState& state,
         "snapshots; end the path with \"/\", or leave them out");
   }
   require_optimizer(state);
-  require_utf8(state.sampler_state, state.metadata);
+}
+
+// Returns what a file holds of the training; without `objects`, only model,
+// optimizer and items that are modules or optimizers.
+Snapshot snapshot_of_training(const TrainingState& state, bool objects) {
   Snapshot snapshot{.model_state = state_dict(*state.model)};
-  for (const auto& [name, item] : state.items) {
-    ItemState& of_item = snapshot.items[name];
-    if (item.module()) of_item.tensors = state_dict(*item.module());
+  if (state.optimizer) {
+    snapshot.optimizer_state = state_dict(*state.optimizer, *state.model);
   }
+  snapshot.items = items_for_file(state, objects);
+  if (!objects) return snapshot;
+  if (state.scheduler) {
+    set_scheduler_state(snapshot, state.scheduler->state_dict());
+  }
+  snapshot.epochs_run = state.epochs_run;
+  snapshot.step = state.step;
+  snapshot.sampler_state = state.sampler_state;
+  snapshot.metadata = state.metadata;
+  return snapshot;
+}
+
+// Returns "model", "optimizer" or the item of a tensor.
+std::string set_of(const std::string& name) {
+  return name.substr(0, name.find('.'));
+}
+
+// Adds tensors for the state that the first step will make, which has its
+// parameter's dtype.
+void add_state_to_come(Snapshot& snapshot, const TrainingState& state) {
+  if (!state.optimizer) return;
+  int64_t number = 0;
+  for (const auto& group : state.optimizer->param_groups()) {
+    for (const at::Tensor& parameter : distinct(group.params())) {
+      snapshot.optimizer_state->state[number++].try_emplace("state", parameter);
+    }
+  }
+}
+
+}  // namespace
+
+void check_for_file(const std::string& path, const TrainingState& state,
+                    const SnapshotOptions& options, size_t ranks) {
+  require_for_file(state, options, ranks);
+  Snapshot snapshot = snapshot_of_training(state, /*objects=*/true);
+  add_state_to_come(snapshot, state);
   check_snapshot_file(path, snapshot);
 }
 
 FileSave::FileSave(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options, const Ranks& ranks)
-    : path_(path), writes_(ranks.rank() == 0) {
-  snapshot_.generator_states = ranks.gather(generator_state());
-  if (writes_) {
-    try {
-      collect(state, options, ranks.size());
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
+    : path_(path), writes_(ranks.rank() == 0), compares_(ranks.size() > 1) {
+  const auto generators = ranks.gather(generator_state());
+  nlohmann::json mine = nlohmann::json::object();
+  try {
+    // The other ranks' parts are only compared, and may be missing.
+    if (writes_ || state.model) collect(state, options, ranks.size());
+  } catch (...) {
+    failure_ = std::current_exception();
+    mine[kFailed] = RankFailure(failure_).text();
   }
-  agree(ranks);
-}
-
-void FileSave::agree(const Ranks& ranks) const {
-  const auto failure = RankFailure::from_text(
-      ranks.share(failure_ ? RankFailure(failure_).text() : "", 0));
-  if (failure_) std::rethrow_exception(failure_);
-  if (failure) failure->throw_for(path_, "was not written by rank 0: ");
+  snapshot_.generator_states = generators;
+  throw_if_any_failed(path_, ranks.gather_objects(mine), failure_);
 }
 
 void FileSave::collect(const TrainingState& state,
                        const SnapshotOptions& options, size_t ranks) {
-  check_for_file(path_, state, options, ranks);
-  snapshot_.model_state = state_dict(*state.model);
-  for (const ModuleTensor& tensor : tensors_of(*state.model)) {
-    if (!tensor.is_parameter) buffers_.insert(tensor.name);
-  }
-  if (state.optimizer) {
-    snapshot_.optimizer_state = state_dict(*state.optimizer, *state.model);
-  }
-  if (state.scheduler) {
-    set_scheduler_state(snapshot_, state.scheduler->state_dict());
-  }
-  snapshot_.items = items_for_file(state);
-  snapshot_.epochs_run = state.epochs_run;
-  snapshot_.step = state.step;
-  snapshot_.sampler_state = state.sampler_state;
-  snapshot_.metadata = state.metadata;
-}
-
-std::vector<TensorToWrite> FileSave::tensors() {
-  std::vector<TensorToWrite> all;
-  for (auto& [name, tensor] : snapshot_.model_state) {
-    all.push_back({name, &tensor, buffers_.contains(name)});
-  }
-  for (auto& [item, saved] : snapshot_.items) {
-    for (auto& [name, tensor] : saved.tensors) {
-      all.push_back({item + "." + name, &tensor, /*is_buffer=*/true});
+  require_for_file(state, options, ranks);
+  snapshot_ = snapshot_of_training(state, /*objects=*/writes_);
+  if (writes_) check_snapshot_file(path_, snapshot_);
+  const auto add_buffers = [&](const torch::nn::Module& module,
+                               const std::string& prefix) {
+    for (const ModuleTensor& tensor : tensors_of(module)) {
+      if (!tensor.is_parameter) buffers_.insert(prefix + tensor.name);
+    }
+  };
+  const auto add_optimizer = [&](const torch::optim::Optimizer* optimizer,
+                                 const std::string& set) {
+    if (optimizer && has_state_of_each_rank(*optimizer)) {
+      of_first_rank_.insert(set);
+    }
+  };
+  add_buffers(*state.model, kModelPrefix);
+  add_optimizer(state.optimizer, "optimizer");
+  for (const auto& [name, item] : state.items) {
+    add_optimizer(item.optimizer(), name);
+    if (item.module()) add_buffers(*item.module(), name + ".");
+    if (!item.is_object() || !writes_) continue;
+    for (const auto& [key, tensor] : snapshot_.items.at(name).tensors) {
+      buffers_.insert(name + "." + key);  // the object may change it
     }
   }
+}
+
+// Names are those that the tensors have in a folder.
+std::vector<TensorToWrite> FileSave::all_tensors() {
+  std::vector<TensorToWrite> all;
+  const auto add = [&](std::string name, at::Tensor& tensor) {
+    const bool is_buffer = buffers_.contains(name);
+    all.push_back({std::move(name), &tensor, is_buffer});
+  };
+  for (auto& [name, tensor] : snapshot_.model_state) {
+    add(kModelPrefix + name, tensor);
+  }
+  for (auto& [item, saved] : snapshot_.items) {
+    for (auto& [name, tensor] : saved.tensors) add(item + "." + name, tensor);
+  }
   if (!snapshot_.optimizer_state) return all;
-  for (auto& [number, values] : snapshot_.optimizer_state->state) {
-    for (auto& [key, value] : values) {
-      if (auto* const tensor = std::get_if<at::Tensor>(&value)) {
-        all.push_back({"optimizer." + std::to_string(number) + "." + key,
-                       tensor,
-                       /*is_buffer=*/false});
+  auto& [state, groups, unreadable] = *snapshot_.optimizer_state;
+  for (const auto& group : groups) {
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const auto found = state.find(group.params[i]);
+      if (found == state.end()) continue;
+      const std::string& name = group.param_names[i];
+      const std::string prefix =
+          kStatePrefix + (name.empty() ? std::to_string(found->first) : name) +
+          ".";
+      for (auto& [key, value] : found->second) {
+        auto* const tensor = std::get_if<at::Tensor>(&value);
+        if (tensor) add(prefix + key, *tensor);
       }
     }
   }
   return all;
 }
 
+std::vector<TensorToWrite> FileSave::replicas() {
+  if (!compares_) return {};
+  auto all = all_tensors();
+  std::erase_if(all, [this](const TensorToWrite& entry) {
+    return entry.is_buffer || of_first_rank_.contains(set_of(entry.name));
+  });
+  return all;
+}
+
+std::vector<TensorToWrite> FileSave::tensors() {
+  return writes_ ? all_tensors() : std::vector<TensorToWrite>();
+}
+
+std::vector<TensorToCompare> FileSave::tensors_to_compare() {
+  std::vector<TensorToCompare> all;
+  if (writes_) return all;
+  for (const TensorToWrite& entry : replicas()) {
+    all.push_back({entry.name, *entry.tensor, &checksums_[entry.name]});
+  }
+  return all;
+}
+
 void FileSave::write() {
-  if (!writes_ || failure_) return;
+  if (failure_) return;
   try {
-    save_snapshot_file(path_, snapshot_);
+    FileForms forms;  // so that a tensor of a GPU is copied once
+    for (const TensorToWrite& entry : replicas()) {
+      if (writes_) *entry.tensor = forms.of(*entry.tensor);
+      auto& checksums = checksums_[entry.name];
+      if (checksums.empty()) checksums = block_checksums(*entry.tensor);
+    }
+    if (writes_) file_ = write_snapshot_file(path_, snapshot_);
   } catch (...) {
     failure_ = std::current_exception();
   }
 }
 
+ReplicaChecksums FileSave::checksums_of_replicas() {
+  ReplicaChecksums all;
+  for (const TensorToWrite& entry : replicas()) {
+    std::string& text = all[set_of(entry.name)][entry.name];
+    text = c10::str(entry.tensor->scalar_type(), entry.tensor->sizes());
+    for (const uint64_t sum : checksums_.at(entry.name)) text += hex_of(sum);
+  }
+  return all;
+}
+
 std::string FileSave::commit(const Ranks& ranks) {
-  // This also tells the other ranks that the file is written: no rank returns
-  // before that.
-  agree(ranks);
-  return path_;
+  nlohmann::json mine = nlohmann::json::object();
+  ReplicaChecksums checksums;
+  if (failure_) {
+    mine[kFailed] = RankFailure(failure_).text();
+  } else {
+    checksums = checksums_of_replicas();
+    mine["replicas"] = digests_of(checksums);
+  }
+  const auto all = ranks.gather_objects(mine);
+  throw_if_any_failed(path_, all, failure_);
+  std::vector<nlohmann::json> digests;
+  for (const auto& rank : all) digests.push_back(rank.at("replicas"));
+  require_equal_replicas(digests, checksums, ranks);
+  try {
+    if (writes_) file_->commit();
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  // No rank returns before the file is written.
+  return share_outcome(ranks, path_, path_, failure_);
 }
 
 }  // namespace lockstep::internal

@@ -1,6 +1,8 @@
 #include "lockstep/checkpoint/module_state.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <map>
@@ -80,6 +82,23 @@ bool fits(const at::Tensor& given, const at::Tensor& own, bool convert) {
          (converts || given.scalar_type() == own.scalar_type());
 }
 
+// Throws if LibTorch would not copy values into the tensor.
+void require_writable(const std::string& name, const at::Tensor& tensor) {
+  const bool overlaps = tensor.layout() == at::kStrided &&
+                        at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+  if (!overlaps &&
+      (!tensor.is_inference() || c10::InferenceMode::is_enabled())) {
+    return;
+  }
+  throw std::invalid_argument(
+      "the model's " + name +
+      (overlaps ? " is an expanded tensor, whose elements share memory"
+                : " is an inference tensor, which is written in inference mode "
+                  "only") +
+      ", so no values can be loaded into it; give the module its clone(), made "
+      "outside of inference mode");
+}
+
 // Throws unless there are no items in the lists.
 void require_same_model(const std::vector<std::string>& missing,
                         const std::vector<std::string>& unexpected,
@@ -148,6 +167,7 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
       different.push_back(name + " (snapshot " + describe(found->second) +
                           ", model " + describe(tensor) + ")");
     } else {
+      require_writable(name, tensor);
       made.copies.emplace_back(found->second, tensor);
     }
   }

@@ -42,6 +42,8 @@ class OptimizerShards {
     // local.state[i] is the state of parts[i]; without groups. Tensors share
     // their memory with the optimizer.
     OptimizerState local;
+    // Whether the ranks' states differ, of which the first rank's is saved.
+    bool of_first_rank = false;
   };
 
   // Returns what this rank has. Waits until all ranks have ended their steps.

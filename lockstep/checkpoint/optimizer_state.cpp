@@ -280,26 +280,14 @@ std::vector<Parameters> groups_of(const Optimizer& optimizer) {
   return groups;
 }
 
-bool has_names(const OptimizerState& state) {
-  return std::ranges::any_of(state.param_groups, [](const auto& group) {
-    return !group.param_names.empty();
-  });
-}
-
-// The names of a module's parameters, and which of them a name in a state
-// stands for.
-class NamesOfModule {
+// The names in a state, and which parameters of a module they stand for.
+class NamesInState {
  public:
   // Throws std::invalid_argument if a group of the state has not one name for
   // each parameter.
-  NamesOfModule(const torch::nn::Module& module, const OptimizerState& state)
-      : first_(internal::parameter_names(module)) {
-    for (const auto& [name, tensor, is_parameter] :
-         internal::tensors_of(module)) {
-      if (is_parameter) {
-        known_[name] = first_.at(tensor.unsafeGetTensorImpl());
-      }
-    }
+  NamesInState(const internal::ParameterNames& names,
+               const OptimizerState& state)
+      : names_(names) {
     bool wrapped = true;
     for (const auto& group : state.param_groups) {
       if (group.param_names.size() != group.params.size()) {
@@ -312,7 +300,7 @@ class NamesOfModule {
         wrapped = wrapped && name.starts_with(internal::kWrapperPrefix);
       }
     }
-    for (const auto& [name, first] : known_) {
+    for (const auto& [name, first] : names_.known()) {
       wrapped = wrapped && !name.starts_with(internal::kWrapperPrefix);
     }
     if (wrapped) prefix_ = internal::kWrapperPrefix;
@@ -322,62 +310,14 @@ class NamesOfModule {
   // for; that name itself if the module has no such parameter.
   std::string own(const std::string& name) const {
     const std::string bare = name.substr(prefix_.size());
-    const auto found = known_.find(bare);
-    return found == known_.end() ? bare : found->second;
-  }
-  // Returns the first name of a parameter; "" if it is not the module's.
-  std::string of(const at::Tensor& param) const {
-    const auto found = first_.find(param.unsafeGetTensorImpl());
-    return found == first_.end() ? "" : found->second;
+    const auto found = names_.known().find(bare);
+    return found == names_.known().end() ? bare : found->second;
   }
 
  private:
-  std::unordered_map<const c10::TensorImpl*, std::string> first_;
-  std::map<std::string, std::string> known_;
+  const internal::ParameterNames& names_;
   std::string_view prefix_;
 };
-
-// Returns the state, which has names, with the parameters of each group in the
-// order that they have in `optimizer`. Throws std::invalid_argument if the
-// names do not fit; another number of groups is left to OptimizerLoad.
-OptimizerState in_order_of(const Optimizer& optimizer,
-                           const OptimizerState& state,
-                           const torch::nn::Module& module) {
-  const std::string kind = kind_of(stepped_by(optimizer)).name;
-  const std::vector<Parameters> groups = groups_of(optimizer);
-  const NamesOfModule names(module, state);
-  OptimizerState result = state;
-  for (size_t g = 0; g < std::min(groups.size(), result.param_groups.size());
-       ++g) {
-    OptimizerState::Group& group = result.param_groups[g];
-    // Those without a name keep their order.
-    std::multimap<std::string, int64_t> saved;
-    for (size_t p = 0; p < group.params.size(); ++p) {
-      saved.emplace(names.own(group.param_names[p]), group.params[p]);
-    }
-    group.params.clear();
-    group.param_names.clear();
-    const auto spoken = [](const std::string& name) {
-      return name.empty() ? "a parameter that is not the model's" : name;
-    };
-    const std::string where = "its group " + std::to_string(g);
-    for (const at::Tensor& param : groups[g]) {
-      const std::string name = names.of(param);
-      const auto found = saved.lower_bound(name);
-      if (found == saved.end() || found->first != name) {
-        refuse(kind, where + " lacks " + spoken(name));
-      }
-      group.params.push_back(found->second);
-      group.param_names.push_back(name);
-      saved.erase(found);
-    }
-    if (!saved.empty()) {
-      refuse(kind, where + " has " + spoken(saved.begin()->first) +
-                       ", the optimizer's does not");
-    }
-  }
-  return result;
-}
 
 // Throws std::invalid_argument if `saved`, of which `load` was made, has the
 // parameters in another order than `module`.
@@ -433,26 +373,96 @@ OptimizerState state_dict(const Optimizer& given) {
 
 OptimizerState state_dict(const Optimizer& optimizer,
                           const torch::nn::Module& module) {
+  return internal::named_state_dict(optimizer,
+                                    internal::ParameterNames(module));
+}
+
+namespace internal {
+
+ParameterNames::ParameterNames(const torch::nn::Module& module)
+    : first_(parameter_names(module)) {
+  for (const auto& [name, tensor, is_parameter] : tensors_of(module)) {
+    if (is_parameter) known_[name] = first_.at(tensor.unsafeGetTensorImpl());
+  }
+}
+
+std::string ParameterNames::of(const at::Tensor& parameter) const {
+  const auto found = first_.find(parameter.unsafeGetTensorImpl());
+  return found == first_.end() ? "" : found->second;
+}
+
+OptimizerState named_state_dict(const Optimizer& optimizer,
+                                const ParameterNames& names) {
   OptimizerState captured = state_dict(optimizer);
-  const auto names = internal::parameter_names(module);
   auto group = captured.param_groups.begin();
   for (const Parameters& own : groups_of(optimizer)) {
     for (const at::Tensor& param : own) {
-      const auto found = names.find(param.unsafeGetTensorImpl());
-      group->param_names.push_back(found == names.end() ? "" : found->second);
+      group->param_names.push_back(names.of(param));
     }
     ++group;
   }
   return captured;
 }
 
-namespace internal {
+bool has_names(const OptimizerState& state) {
+  return std::ranges::any_of(state.param_groups, [](const auto& group) {
+    return !group.param_names.empty();
+  });
+}
+
+OptimizerState in_order_of(const Optimizer& optimizer,
+                           const OptimizerState& state,
+                           const ParameterNames& names) {
+  const std::string kind = kind_of(stepped_by(optimizer)).name;
+  const std::vector<Parameters> groups = groups_of(optimizer);
+  const NamesInState in_state(names, state);
+  OptimizerState result = state;
+  for (size_t g = 0; g < std::min(groups.size(), result.param_groups.size());
+       ++g) {
+    OptimizerState::Group& group = result.param_groups[g];
+    // Those without a name keep their order.
+    std::multimap<std::string, int64_t> saved;
+    for (size_t p = 0; p < group.params.size(); ++p) {
+      saved.emplace(in_state.own(group.param_names[p]), group.params[p]);
+    }
+    group.params.clear();
+    group.param_names.clear();
+    const auto spoken = [](const std::string& name) {
+      return name.empty() ? "a parameter that is not the model's" : name;
+    };
+    const std::string where = "its group " + std::to_string(g);
+    for (const at::Tensor& param : groups[g]) {
+      const std::string name = names.of(param);
+      const auto found = saved.lower_bound(name);
+      if (found == saved.end() || found->first != name) {
+        refuse(kind, where + " lacks " + spoken(name));
+      }
+      group.params.push_back(found->second);
+      group.param_names.push_back(name);
+      saved.erase(found);
+    }
+    if (!saved.empty()) {
+      refuse(kind, where + " has " + spoken(saved.begin()->first) +
+                       ", the optimizer's does not");
+    }
+  }
+  return result;
+}
+
+void require_names(const OptimizerState& state) {
+  if (has_names(state) || state.state.empty()) return;
+  throw std::invalid_argument(
+      "the optimizer state has numbers instead of the parameters' names; if "
+      "the optimizer has its parameters in the same order, load it without "
+      "the module");
+}
 
 OptimizerState ordered_state(const Snapshot& snapshot, const ModuleLoad& load,
                              const Optimizer& optimizer,
                              const torch::nn::Module& module) {
   if (has_names(*snapshot.optimizer_state)) {
-    return in_order_of(optimizer, *snapshot.optimizer_state, module);
+    return in_order_of(optimizer, *snapshot.optimizer_state,
+                       ParameterNames(module));
   }
   require_same_order(snapshot.model_state, load, module);
   return *snapshot.optimizer_state;
@@ -538,26 +548,22 @@ IncompatibleKeys load_state_dict(Optimizer& optimizer,
                                  const OptimizerState& state,
                                  const torch::nn::Module& module,
                                  const LoadOptimizerOptions& options) {
-  if (!has_names(state) && !state.state.empty()) {
-    throw std::invalid_argument(
-        "the optimizer state has numbers instead of the parameters' names; if "
-        "the optimizer has its parameters in the same order, load it without "
-        "the module");
-  }
+  internal::require_names(state);
+  const internal::ParameterNames names(module);
   if (options.strict) {
-    load_state_dict(optimizer, in_order_of(optimizer, state, module));
+    load_state_dict(optimizer, internal::in_order_of(optimizer, state, names));
     return {};
   }
-  const NamesOfModule names(module, state);
+  const NamesInState in_state(names, state);
   std::map<std::string, int64_t> saved;  // number, by name
   IncompatibleKeys left;
   for (const OptimizerState::Group& group : state.param_groups) {
     for (size_t p = 0; p < group.params.size(); ++p) {
-      saved[names.own(group.param_names[p])] = group.params[p];
+      saved[in_state.own(group.param_names[p])] = group.params[p];
     }
   }
   saved.erase("");
-  OptimizerState merged = state_dict(optimizer, module);
+  OptimizerState merged = internal::named_state_dict(optimizer, names);
   merged.unreadable = state.unreadable;
   for (const OptimizerState::Group& group : merged.param_groups) {
     for (size_t p = 0; p < group.params.size(); ++p) {

@@ -20,4 +20,10 @@ class OptimizerWrapper {
   ~OptimizerWrapper() = default;
 };
 
+// Whether ranks step by themselves between averagings of the parameters, so
+// that their states differ. Snapshots have that of the first rank.
+inline bool has_state_of_each_rank(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const OptimizerWrapper*>(&optimizer) != nullptr;
+}
+
 }  // namespace lockstep::internal

@@ -1,8 +1,8 @@
 #include "lockstep/checkpoint/rank_failure.h"
 
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/comm/words_of.h"
 
@@ -42,6 +42,31 @@ void RankFailure::throw_for(const std::string& path,
   const SnapshotError error(path, problem + words_, "");
   if (is_mistake_) throw std::invalid_argument(error.what());
   throw error;
+}
+
+void throw_if_any_failed(const std::string& path,
+                         const std::vector<nlohmann::json>& all,
+                         const std::exception_ptr& mine) {
+  std::vector<size_t> failed;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].contains(kFailed)) failed.push_back(rank);
+  }
+  if (failed.empty()) return;
+  if (mine) std::rethrow_exception(mine);
+  RankFailure::from_text(all[failed.front()].at(kFailed).get<std::string>())
+      ->throw_for(path, "was not saved: " + list_of_ranks(failed) + ": ");
+}
+
+std::string share_outcome(const Ranks& ranks, const std::string& path,
+                          const std::string& text,
+                          const std::exception_ptr& mine) {
+  const std::string shared =
+      ranks.share(mine ? RankFailure(mine).text() : " " + text, 0);
+  if (mine) std::rethrow_exception(mine);
+  if (shared.front() != ' ') {
+    RankFailure::from_text(shared)->throw_for(path, "was not saved: rank 0: ");
+  }
+  return shared.substr(1);
 }
 
 }  // namespace lockstep::internal

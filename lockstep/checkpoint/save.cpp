@@ -2,29 +2,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/file_save.h"
-#include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/sharded/sharded_save.h"
 #include "lockstep/checkpoint/snapshot_path.h"
 
 namespace lockstep::internal {
-namespace {
-
-// Throws std::invalid_argument for an optimizer that snapshots cannot hold. (A
-// sharded one says so when it is saved.)
-void require_state_dicts(const TrainingState& state) {
-  const auto require = [](torch::optim::Optimizer* optimizer) {
-    if (optimizer && !dynamic_cast<OptimizerShards*>(optimizer)) {
-      require_state_dict(*optimizer);
-    }
-  };
-  require(state.optimizer);
-  for (const auto& [name, item] : state.items) require(item.optimizer());
-}
-
-}  // namespace
 
 void require_savable(const std::string& path, const TrainingState& state,
                      const SnapshotOptions& options, const Ranks& ranks) {
@@ -33,10 +16,8 @@ void require_savable(const std::string& path, const TrainingState& state,
   try {
     if (folder) {
       check_for_folder(state, options);
-      require_state_dicts(state);
     } else if (ranks.rank() == 0) {  // which saves
       check_for_file(path, state, options, ranks.size());
-      require_state_dicts(state);
     }
   } catch (...) {
     failure = std::current_exception();

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/file_save.h"
 #include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/pt/pickle_writer.h"
 #include "lockstep/checkpoint/pt/pt_format.h"
@@ -47,34 +48,47 @@ void require_utf8_names(const Snapshot& snapshot) {
 }  // namespace
 
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
-  const internal::SnapshotForm form = form_of_file(path);
+  internal::write_snapshot_file(path, snapshot)->commit();
+}
+
+std::unique_ptr<internal::AtomicFile> internal::write_snapshot_file(
+    const std::string& path, const Snapshot& snapshot) {
+  const SnapshotForm form = form_of_file(path);
   if (snapshot.optimizer_state &&
       !snapshot.optimizer_state->unreadable.empty()) {
     throw std::invalid_argument("the optimizer's state was not read whole: " +
                                 snapshot.optimizer_state->unreadable);
   }
   require_utf8_names(snapshot);
-  internal::AtomicFile file(path);
-  if (form == internal::SnapshotForm::kPt) {
-    internal::write_pt(file, internal::tree_of(snapshot));
+  auto file = std::make_unique<AtomicFile>(path);
+  if (form == SnapshotForm::kPt) {
+    write_pt(*file, tree_of(snapshot));
   } else {
-    internal::write_safetensors(file, snapshot);
+    write_safetensors(*file, snapshot);
   }
-  file.commit();
+  return file;
 }
 
 void internal::check_snapshot_file(const std::string& path,
                                    const Snapshot& snapshot) {
   require_utf8_names(snapshot);
   Snapshot outline = snapshot;
-  const auto empty = [](NamedTensors& tensors) {
-    for (auto& [name, tensor] : tensors) {
-      require_dense(name, tensor);
-      tensor = at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
-    }
+  const auto empty = [](const std::string& name, at::Tensor& tensor) {
+    require_dense(name, tensor);
+    tensor = at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
   };
-  empty(outline.model_state);
-  for (auto& [name, item] : outline.items) empty(item.tensors);
+  for (auto& [name, tensor] : outline.model_state) empty(name, tensor);
+  for (auto& [item, state] : outline.items) {
+    for (auto& [name, tensor] : state.tensors) empty(name, tensor);
+  }
+  if (outline.optimizer_state) {
+    for (auto& [number, values] : outline.optimizer_state->state) {
+      for (auto& [name, value] : values) {
+        auto* const tensor = std::get_if<at::Tensor>(&value);
+        if (tensor) empty(name, *tensor);
+      }
+    }
+  }
   if (form_of_file(path) == SnapshotForm::kPt) {
     (void)write_pickle(tree_of(outline), [](const at::Tensor&) { return "0"; });
     return;

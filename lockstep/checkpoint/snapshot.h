@@ -133,12 +133,4 @@ void verify_snapshot(const std::string& path);
 // the file has no such entry or if the entry is not a state_dict.
 NamedTensors load_tensors(const std::string& path, const std::string& key = {});
 
-namespace internal {
-
-// Throws what save_snapshot_file() throws for names and dtypes that the format
-// cannot hold. Writes nothing, and reads no elements.
-void check_snapshot_file(const std::string& path, const Snapshot& snapshot);
-
-}  // namespace internal
-
 }  // namespace lockstep

@@ -130,8 +130,8 @@ class SnapshotSaver {
   // Collective. `state` is read by each save, so it must outlive this object,
   // and so must the group. Throws std::invalid_argument, on every rank, if an
   // option is out of range or not for such a path, and if a save would throw
-  // for what is known already: names and dtypes that the format cannot hold, a
-  // model that is not set or is divided over ranks.
+  // for what is known already: names, texts and dtypes that the format cannot
+  // hold, a model that is not set or is divided over ranks.
   SnapshotSaver(std::string path, const TrainingState& state,
                 SnapshotSaverOptions options = {});
 

@@ -27,6 +27,12 @@ size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+// Whether its bytes are a whole range of the CPU's memory, and its values.
+bool has_plain_bytes(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.is_non_overlapping_and_dense() &&
+         !tensor.is_neg() && !tensor.is_conj();
+}
+
 uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
@@ -45,16 +51,23 @@ void StagedCopy::begin(Save& save) {
   std::map<TensorMemory, at::Tensor> copies;
   int64_t place = 0;
   for (const TensorToWrite& entry : tensors) {
-    at::Tensor from = *entry.tensor;
+    const at::Tensor from = *entry.tensor;
     const auto size = static_cast<int64_t>(from.nbytes());
     if (size == 0) continue;
-    at::Tensor& copy = copies[memory_of(from)];
-    if (!copy.defined()) {
+    const bool is_dense = has_plain_bytes(from);
+    // Dense tensors of the same memory share its copy, whatever their shapes.
+    at::Tensor& copy = copies[memory_of(
+        is_dense ? from.as_strided({from.numel()}, {1}) : from)];
+    const bool is_first = !copy.defined();
+    if (is_first) {
       copy = memory_.narrow(0, place, size).view(from.scalar_type());
       place += static_cast<int64_t>(aligned(from.nbytes()));
-      copy = begin_copy(entry, from, copy);
     }
-    *entry.tensor = copy;
+    const at::Tensor to = is_dense
+                              ? copy.as_strided(from.sizes(), from.strides())
+                              : copy.view(from.sizes());
+    if (is_first) begin_copy(entry, from, to);
+    *entry.tensor = to;
   }
   for (const TensorToCompare& entry : save.tensors_to_compare()) {
     begin_checksums(entry);
@@ -81,22 +94,17 @@ void StagedCopy::begin_checksums(const TensorToCompare& entry) {
       {entry.name, from, {}, entry.checksums->data(), version_of(from)});
 }
 
-// Returns `to`, which has one dimension, in the shape of `from`.
-at::Tensor StagedCopy::begin_copy(const TensorToWrite& entry,
-                                  const at::Tensor& from, at::Tensor to) {
-  // Without gaps in memory, the bytes can be copied as they are.
-  const bool is_dense = from.device().is_cpu() &&
-                        from.is_non_overlapping_and_dense() && !from.is_neg() &&
-                        !from.is_conj();
-  if (!is_dense) return to.view(from.sizes()).copy_(from);
-  to = to.as_strided(from.sizes(), from.strides());
-  if (entry.is_buffer) return to.copy_(from);
+void StagedCopy::begin_copy(const TensorToWrite& entry, const at::Tensor& from,
+                            const at::Tensor& to) {
+  if (entry.is_buffer || !has_plain_bytes(from)) {
+    to.copy_(from);
+    return;
+  }
   for (size_t begin = 0; begin < from.nbytes(); begin += kPieceBytes) {
     pieces_.push_back(
         {sources_.size(), begin, std::min(kPieceBytes, from.nbytes() - begin)});
   }
   sources_.push_back({entry.name, from, to, nullptr, version_of(from)});
-  return to;
 }
 
 void StagedCopy::reserve(size_t bytes) {

@@ -18,9 +18,10 @@ class StagedCopy {
  public:
   // Lets the save write copies instead of its tensors, and gives it the
   // checksums of those that it compares. Both have their values when copy() has
-  // ended. (Buffers, and tensors that are not on the CPU or
-  // have gaps in memory, are copied here.) Tensors that are the same memory
-  // (tied weights) share a copy. The save before must have ended.
+  // ended. (Buffers, and tensors that are not on the CPU or have gaps in
+  // memory, are copied here.) Tensors that are the same memory (tied weights,
+  // also if one is a reshaped view of the other) share a copy. The save before
+  // must have ended.
   void begin(Save& save);
 
   // Blocks until everything is copied. Several threads may call at the same
@@ -53,8 +54,8 @@ class StagedCopy {
   void reserve(size_t bytes);
   void begin_checksums(const TensorToCompare& entry);
   void copy(const Piece& piece) const;
-  at::Tensor begin_copy(const TensorToWrite& entry, const at::Tensor& from,
-                        at::Tensor to);
+  void begin_copy(const TensorToWrite& entry, const at::Tensor& from,
+                  const at::Tensor& to);
   size_t find_changed() const;
 
   at::Tensor memory_;

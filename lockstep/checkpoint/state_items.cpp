@@ -233,18 +233,18 @@ std::vector<NamedGroup> groups_of_values(const StateTree& values) {
   return groups;
 }
 
-std::map<std::string, ItemState> items_for_file(const TrainingState& state) {
+std::map<std::string, ItemState> items_for_file(const TrainingState& state,
+                                                bool objects) {
   std::map<std::string, ItemState> items;
   for (const auto& [name, item] : state.items) {
+    if (item.is_object() && !objects) continue;
     if (item.module()) {
       items[name].tensors = state_dict(*item.module());
     } else if (item.optimizer()) {
       items[name] = state_of_optimizer(state, name, *item.optimizer());
     } else {
       items[name] = item.state_dict();
-      require_utf8(items[name].values);
     }
-    for (const auto& [key, tensor] : items[name].tensors) require_utf8(key);
   }
   return items;
 }

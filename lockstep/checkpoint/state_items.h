@@ -27,8 +27,10 @@ const torch::nn::Module& module_of_optimizer(const TrainingState& state,
 StateTree values_of_groups(const std::vector<NamedGroup>& groups);
 std::vector<NamedGroup> groups_of_values(const StateTree& values);
 
-// Returns what a file holds of the items, which must not be divided over ranks.
-std::map<std::string, ItemState> items_for_file(const TrainingState& state);
+// Returns what a file holds of the items, which must not be divided over ranks;
+// without `objects`, only of those that are modules and optimizers.
+std::map<std::string, ItemState> items_for_file(const TrainingState& state,
+                                                bool objects);
 
 // Makes every check for restoring an item from a file, and returns what
 // restores it. Throws std::invalid_argument.

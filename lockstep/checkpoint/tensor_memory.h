@@ -4,8 +4,11 @@
 #include <c10/core/Layout.h>
 
 #include <cstdint>
+#include <map>
 #include <tuple>
 #include <vector>
+
+#include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep::internal {
 
@@ -28,5 +31,20 @@ inline bool may_be_tied(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_meta() &&
          tensor.numel() > 0;
 }
+
+// file_form() of several tensors; those that are one (tied weights) have one
+// form, which a file then has once.
+class FileForms {
+ public:
+  at::Tensor of(const at::Tensor& tensor) {
+    if (!may_be_tied(tensor)) return file_form(tensor);
+    at::Tensor& form = forms_[memory_of(tensor)];
+    if (!form.defined()) form = file_form(tensor);
+    return form;
+  }
+
+ private:
+  std::map<TensorMemory, at::Tensor> forms_;
+};
 
 }  // namespace lockstep::internal

@@ -51,9 +51,6 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   try {
     if (will_save && ranks.rank() == 0) internal::check_can_save(path);
     if (will_save) internal::check_for_file(path, state, {}, ranks.size());
-    if (will_save && state.optimizer) {
-      internal::require_state_dict(*state.optimizer);
-    }
     internal::require_optimizer(state);
     try {
       loaded.snapshot = load_snapshot_file(path);

@@ -139,7 +139,9 @@ struct LoadedSnapshot {
 // whole, and is on the disk when this returns). The optimizer's state has the
 // names of the parameters in the model. Model, optimizer, scheduler and
 // numbers are those of the first rank; the state of the default CPU generator
-// is saved for each rank.
+// is saved for each rank. The other ranks' parameters and optimizer state, as
+// far as they have them, are compared with those of the first rank, as in a
+// folder.
 //
 // If `path` is a folder, all ranks must see it. A new snapshot appears in it,
 // as a whole, when everything is on the disk. Parameters and optimizer state

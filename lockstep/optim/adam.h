@@ -2,30 +2,41 @@
 
 #include <torch/optim/adam.h>
 
-#include <concepts>
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "lockstep/base/maximize_option.h"
+#include "lockstep/optim/fused_optimizer.h"
 
-namespace lockstep::optim {
+namespace lockstep {
+namespace internal {
 
-// The options of torch.optim.Adam (PyTorch documentation).
-struct AdamOptions {
+// The options of torch.optim.Adam and torch.optim.AdamW (PyTorch
+// documentation). `TorchOptions`: LibTorch's. `decays`: whether weights decay
+// by default, as with AdamW.
+template <class TorchOptions, bool decays>
+struct AdamLikeOptions {
   double lr{1e-3};
   std::tuple<double, double> betas{0.9, 0.999};
   double eps{1e-8};
-  double weight_decay{0};
+  double weight_decay{decays ? 1e-2 : 0};
   bool amsgrad{false};
   bool maximize{false};  // for all parameter groups
 
-  torch::optim::AdamOptions to_torch() const;
+  TorchOptions to_torch() const {
+    return TorchOptions(lr)
+        .betas(betas)
+        .eps(eps)
+        .weight_decay(weight_decay)
+        .amsgrad(amsgrad);
+  }
 };
 
-// A parameter group, as the dict that torch.optim.Adam takes: an option that is
-// not given is the optimizer's.
-struct AdamGroup {
+// A parameter group, as the dict that torch.optim.Adam or AdamW takes: an
+// option that is not given is the optimizer's.
+template <class TorchOptions>
+struct AdamLikeGroup {
   std::vector<at::Tensor> params{};
   std::optional<double> lr{};
   std::optional<std::tuple<double, double>> betas{};
@@ -36,45 +47,51 @@ struct AdamGroup {
   // Returns the group with all options, those that are not given from
   // `defaults`: for code that takes groups of any optimizer.
   torch::optim::OptimizerParamGroup to_torch(
-      const torch::optim::AdamOptions& defaults) const;
+      const TorchOptions& defaults) const {
+    auto options = std::make_unique<TorchOptions>(defaults);
+    if (lr) options->lr(*lr);
+    if (betas) options->betas(*betas);
+    if (eps) options->eps(*eps);
+    if (weight_decay) options->weight_decay(*weight_decay);
+    if (amsgrad) options->amsgrad(*amsgrad);
+    return {params, std::move(options)};
+  }
 };
+
+}  // namespace internal
+
+namespace optim {
+
+using AdamOptions = internal::AdamLikeOptions<torch::optim::AdamOptions, false>;
+using AdamGroup = internal::AdamLikeGroup<torch::optim::AdamOptions>;
+
+}  // namespace optim
+
+namespace internal {
+
+struct AdamTypes {
+  static constexpr const char* kName = "Adam";
+  using Base = torch::optim::Adam;
+  using TorchOptions = torch::optim::AdamOptions;
+  using State = torch::optim::AdamParamState;
+  using Options = optim::AdamOptions;
+  using Group = optim::AdamGroup;
+};
+
+}  // namespace internal
+
+namespace optim {
 
 // torch::optim::Adam with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
 // torch.optim.Adam(fused=True), bit for bit.
 //
 // adamw.h lists what holds for all optimizers of this folder.
-class Adam : public torch::optim::Adam, public internal::MaximizeOption {
+class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
  public:
-  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
-  using ParamGroups = std::vector<OptimizerParamGroup>;
-  using Options = AdamOptions;
-
-  explicit Adam(std::vector<at::Tensor> parameters,
-                const Options& options = {});
-  explicit Adam(const ParamGroups& groups, const Options& options = {});
-  explicit Adam(const std::vector<AdamGroup>& groups,
-                const Options& options = {});
-  // These overloads accept the options of programs that used
-  // torch::optim::Adam.
-  template <std::convertible_to<torch::optim::AdamOptions> O>
-  Adam(std::vector<at::Tensor> parameters, const O& options)
-      : Adam(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,
-             false) {}
-  template <std::convertible_to<torch::optim::AdamOptions> O>
-  Adam(const ParamGroups& groups, const O& options)
-      : Adam(groups, options, false) {}
-
-  void add_param_group(const OptimizerParamGroup& group);
-  void add_param_group(const AdamGroup& group);
+  using FusedOptimizer::FusedOptimizer;
   at::Tensor step(LossClosure closure = nullptr) override;
-  bool maximize() const override { return maximize_; }
-
- private:
-  Adam(const ParamGroups& groups, const torch::optim::AdamOptions& options,
-       bool maximize);
-
-  bool maximize_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace optim
+}  // namespace lockstep

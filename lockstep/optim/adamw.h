@@ -2,42 +2,31 @@
 
 #include <torch/optim/adamw.h>
 
-#include <concepts>
-#include <optional>
-#include <tuple>
-#include <vector>
+#include "lockstep/optim/adam.h"
 
-#include "lockstep/base/maximize_option.h"
+namespace lockstep {
+namespace optim {
 
-namespace lockstep::optim {
+using AdamWOptions =
+    internal::AdamLikeOptions<torch::optim::AdamWOptions, true>;
+using AdamWGroup = internal::AdamLikeGroup<torch::optim::AdamWOptions>;
 
-// The options of torch.optim.AdamW (PyTorch documentation).
-struct AdamWOptions {
-  double lr{1e-3};
-  std::tuple<double, double> betas{0.9, 0.999};
-  double eps{1e-8};
-  double weight_decay{1e-2};
-  bool amsgrad{false};
-  bool maximize{false};  // for all parameter groups
+}  // namespace optim
 
-  torch::optim::AdamWOptions to_torch() const;
+namespace internal {
+
+struct AdamWTypes {
+  static constexpr const char* kName = "AdamW";
+  using Base = torch::optim::AdamW;
+  using TorchOptions = torch::optim::AdamWOptions;
+  using State = torch::optim::AdamWParamState;
+  using Options = optim::AdamWOptions;
+  using Group = optim::AdamWGroup;
 };
 
-// A parameter group, as the dict that torch.optim.AdamW takes: an option that
-// is not given is the optimizer's.
-struct AdamWGroup {
-  std::vector<at::Tensor> params{};
-  std::optional<double> lr{};
-  std::optional<std::tuple<double, double>> betas{};
-  std::optional<double> eps{};
-  std::optional<double> weight_decay{};
-  std::optional<bool> amsgrad{};
+}  // namespace internal
 
-  // Returns the group with all options, those that are not given from
-  // `defaults`: for code that takes groups of any optimizer.
-  torch::optim::OptimizerParamGroup to_torch(
-      const torch::optim::AdamWOptions& defaults) const;
-};
+namespace optim {
 
 // torch::optim::AdamW with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
@@ -80,37 +69,11 @@ struct AdamWGroup {
 //
 // The constructor throws c10::Error for options that make no sense, as LibTorch
 // does. Threads: one at a time.
-class AdamW : public torch::optim::AdamW, public internal::MaximizeOption {
+class AdamW : public internal::FusedOptimizer<internal::AdamWTypes> {
  public:
-  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
-  using ParamGroups = std::vector<OptimizerParamGroup>;
-  using Options = AdamWOptions;
-
-  explicit AdamW(std::vector<at::Tensor> parameters,
-                 const Options& options = {});
-  explicit AdamW(const ParamGroups& groups, const Options& options = {});
-  explicit AdamW(const std::vector<AdamWGroup>& groups,
-                 const Options& options = {});
-  // These overloads accept the options of programs that used
-  // torch::optim::AdamW.
-  template <std::convertible_to<torch::optim::AdamWOptions> O>
-  AdamW(std::vector<at::Tensor> parameters, const O& options)
-      : AdamW(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,
-              false) {}
-  template <std::convertible_to<torch::optim::AdamWOptions> O>
-  AdamW(const ParamGroups& groups, const O& options)
-      : AdamW(groups, options, false) {}
-
-  void add_param_group(const OptimizerParamGroup& group);
-  void add_param_group(const AdamWGroup& group);
+  using FusedOptimizer::FusedOptimizer;
   at::Tensor step(LossClosure closure = nullptr) override;
-  bool maximize() const override { return maximize_; }
-
- private:
-  AdamW(const ParamGroups& groups, const torch::optim::AdamWOptions& options,
-        bool maximize);
-
-  bool maximize_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace optim
+}  // namespace lockstep

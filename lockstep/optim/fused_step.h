@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/span.h"
+#include "lockstep/optim/fused_optimizer.h"
+
 // The code that the optimizers of this folder share. Internal to the folder.
 namespace lockstep::internal {
 
@@ -63,15 +66,6 @@ void keep_options(const char* optimizer, const ParamGroups& given,
                   const torch::optim::OptimizerOptions& defaults,
                   ParamGroups& groups);
 
-// Returns `groups` as LibTorch's.
-template <class Group, class Options>
-ParamGroups whole_groups(const std::vector<Group>& groups,
-                         const Options& defaults) {
-  ParamGroups whole;
-  for (const Group& group : groups) whole.push_back(group.to_torch(defaults));
-  return whole;
-}
-
 // Returns the closure's result, computed with autograd enabled; an undefined
 // tensor without a closure.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
@@ -90,13 +84,20 @@ class StepTensors {
 };
 
 // Adam and AdamW differ only in the types of LibTorch's classes and in the
-// kernel.
-template <class Options, class State, class Kernel>
-void step_adam(const char* name,
-               std::vector<torch::optim::OptimizerParamGroup>& groups,
-               States& states, Kernel kernel) {
+// kernel. Returns the closure's loss.
+template <class Types, class Kernel>
+at::Tensor step_adam(const torch::optim::Optimizer::LossClosure& closure,
+                     ParamGroups& groups, States& states, bool maximize,
+                     Kernel kernel) {
+  using State = typename Types::State;
+  constexpr const char* name = Types::kName;
+  const at::Tensor loss = loss_of(closure);
+  const Span span("optim", "step");
+  const at::NoGradGuard no_grad;
   for (auto& group : groups) {
-    const auto& options = static_cast<const Options&>(group.options());
+    const auto& options =
+        static_cast<const typename Types::TorchOptions&>(group.options());
+    const auto [beta1, beta2] = options.betas();
     for (const FusedBatch& batch : fused_batches(name, group.params())) {
       // If memory runs out, or the kernel throws, the step can be made again:
       // a parameter's first state is kept, and its step counted, only when the
@@ -140,11 +141,32 @@ void step_adam(const char* name,
       raise_versions(averages);
       raise_versions(squares);
       raise_versions(maxima);
-      kernel(options, batch, averages, squares, maxima, steps);
+      kernel(batch.parameters, batch.gradients, averages, squares, maxima,
+             steps, options.lr(), beta1, beta2, options.weight_decay(),
+             options.eps(), options.amsgrad(), maximize);
       for (State* state : all) state->step(state->step() + 1);
       for (auto& [key, state] : made) states[key] = std::move(state);
     }
   }
+  return loss;
+}
+
+template <class Types>
+FusedOptimizer<Types>::FusedOptimizer(const ParamGroups& groups,
+                                      const TorchOptions& options,
+                                      bool maximize)
+    : Types::Base(distinct_groups(Types::kName, groups, options), options),
+      maximize_(maximize) {
+  keep_options(Types::kName, groups, *this->defaults_, this->param_groups_);
+}
+
+template <class Types>
+void FusedOptimizer<Types>::add_param_group(const OptimizerParamGroup& group) {
+  Types::Base::add_param_group(distinct_groups(Types::kName, {group},
+                                               *this->defaults_,
+                                               this->param_groups_)
+                                   .front());
+  keep_options(Types::kName, {group}, *this->defaults_, this->param_groups_);
 }
 
 }  // namespace lockstep::internal

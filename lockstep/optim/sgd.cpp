@@ -8,6 +8,8 @@
 #include "lockstep/base/span.h"
 #include "lockstep/optim/fused_step.h"
 
+template class lockstep::internal::FusedOptimizer<lockstep::internal::SGDTypes>;
+
 namespace lockstep::optim {
 namespace {
 
@@ -137,35 +139,6 @@ torch::optim::OptimizerParamGroup SGDGroup::to_torch(
   return {params, std::move(options)};
 }
 
-SGD::SGD(std::vector<at::Tensor> parameters, const Options& options)
-    : SGD(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options) {}
-
-SGD::SGD(const ParamGroups& groups, const Options& options)
-    : SGD(groups, options.to_torch(), options.maximize) {}
-
-SGD::SGD(const std::vector<SGDGroup>& groups, const Options& options)
-    : SGD(internal::whole_groups(groups, options.to_torch()), options) {}
-
-SGD::SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,
-         bool maximize)
-    : torch::optim::SGD(internal::distinct_groups("SGD", groups, options),
-                        options),
-      maximize_(maximize) {
-  internal::keep_options("SGD", groups, *defaults_, param_groups_);
-}
-
-void SGD::add_param_group(const OptimizerParamGroup& group) {
-  torch::optim::SGD::add_param_group(
-      internal::distinct_groups("SGD", {group}, *defaults_, param_groups_)
-          .front());
-  internal::keep_options("SGD", {group}, *defaults_, param_groups_);
-}
-
-void SGD::add_param_group(const SGDGroup& group) {
-  add_param_group(
-      group.to_torch(static_cast<torch::optim::SGDOptions&>(*defaults_)));
-}
-
 at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = internal::loss_of(closure);
   const internal::Span span("optim", "step");
@@ -175,16 +148,17 @@ at::Tensor SGD::step(LossClosure closure) {
     for (const internal::FusedBatch& batch :
          internal::fused_batches("SGD", group.params())) {
       if (!has_fused_kernel(batch.parameters.front())) {
-        step_unfused(group.params(), batch, state_, o, maximize_);
+        step_unfused(group.params(), batch, state_, o, maximize());
         continue;
       }
       if (o.momentum() != 0) {
-        step_with_momentum(group.params(), batch, state_, o, maximize_);
+        step_with_momentum(group.params(), batch, state_, o, maximize());
         continue;
       }
       internal::raise_versions(batch.parameters);
       at::_fused_sgd_(batch.parameters, batch.gradients, {}, o.weight_decay(),
-                      0, o.lr(), o.dampening(), o.nesterov(), maximize_, false);
+                      0, o.lr(), o.dampening(), o.nesterov(), maximize(),
+                      false);
     }
   }
   return loss;

@@ -2,13 +2,13 @@
 
 #include <torch/optim/sgd.h>
 
-#include <concepts>
 #include <optional>
 #include <vector>
 
-#include "lockstep/base/maximize_option.h"
+#include "lockstep/optim/fused_optimizer.h"
 
-namespace lockstep::optim {
+namespace lockstep {
+namespace optim {
 
 // The options of torch.optim.SGD (PyTorch documentation).
 struct SGDOptions {
@@ -38,6 +38,22 @@ struct SGDGroup {
       const torch::optim::SGDOptions& defaults) const;
 };
 
+}  // namespace optim
+
+namespace internal {
+
+struct SGDTypes {
+  static constexpr const char* kName = "SGD";
+  using Base = torch::optim::SGD;
+  using TorchOptions = torch::optim::SGDOptions;
+  using Options = optim::SGDOptions;
+  using Group = optim::SGDGroup;
+};
+
+}  // namespace internal
+
+namespace optim {
+
 // torch::optim::SGD with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its momentum; the C++ original makes one pass for each term.
 // The numbers are those of Python's torch.optim.SGD(fused=True), bit for bit;
@@ -45,35 +61,11 @@ struct SGDGroup {
 // 2.13 steps wrongly, they are those of SGD(fused=False).
 //
 // adamw.h lists what holds for all optimizers of this folder.
-class SGD : public torch::optim::SGD, public internal::MaximizeOption {
+class SGD : public internal::FusedOptimizer<internal::SGDTypes> {
  public:
-  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
-  using ParamGroups = std::vector<OptimizerParamGroup>;
-  using Options = SGDOptions;
-
-  explicit SGD(std::vector<at::Tensor> parameters, const Options& options = {});
-  explicit SGD(const ParamGroups& groups, const Options& options = {});
-  explicit SGD(const std::vector<SGDGroup>& groups,
-               const Options& options = {});
-  // These overloads accept the options of programs that used torch::optim::SGD.
-  template <std::convertible_to<torch::optim::SGDOptions> O>
-  SGD(std::vector<at::Tensor> parameters, const O& options)
-      : SGD(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,
-            false) {}
-  template <std::convertible_to<torch::optim::SGDOptions> O>
-  SGD(const ParamGroups& groups, const O& options)
-      : SGD(groups, options, false) {}
-
-  void add_param_group(const OptimizerParamGroup& group);
-  void add_param_group(const SGDGroup& group);
+  using FusedOptimizer::FusedOptimizer;
   at::Tensor step(LossClosure closure = nullptr) override;
-  bool maximize() const override { return maximize_; }
-
- private:
-  SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,
-      bool maximize);
-
-  bool maximize_;
 };
 
-}  // namespace lockstep::optim
+}  // namespace optim
+}  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/training_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
@@ -366,6 +367,38 @@ TEST_F(ModelFile, AnIndexOfFilesOfTorchSaveIsNamedAndItsFilesAreRead) {
     load_model(folder_.file(name), *model, {.strict = false});
   }
   EXPECT_TRUE(holds(*model, 2));
+}
+
+// Was LibTorch's error about a memory location, or about inference mode.
+TEST_F(ModelFile, ATensorThatTakesNoValuesIsNamed) {
+  const auto with = [](const at::Tensor& buffer) {
+    auto model = std::make_shared<torch::nn::Module>();
+    model->register_buffer("b", buffer);
+    return model;
+  };
+  const auto expanded = torch::ones({1}).expand({6});
+  at::Tensor inference;
+  {
+    const c10::InferenceMode guard;
+    inference = torch::full({6}, 2);
+  }
+  for (const char* name : {"a.pt", "a.safetensors", "folder/"}) {
+    SCOPED_TRACE(name);
+    const std::string path = folder_.file(name);
+    for (const auto& [tensor, words] :
+         {std::pair(expanded, "the model's b is an expanded tensor"),
+          std::pair(inference, "the model's b is an inference tensor")}) {
+      save_snapshot(path, {.model = with(tensor)});
+      EXPECT_THAT(message_of([&] { load_model(path, *with(tensor)); }),
+                  HasSubstr(words));
+      TrainingState state{.model = with(tensor)};
+      EXPECT_THAT(message_of([&] { load_snapshot(path, state); }),
+                  HasSubstr(words));
+      const at::Tensor own = torch::zeros_like(tensor.clone());
+      load_model(path, *with(own));
+      EXPECT_TRUE(torch::equal(own, tensor));
+    }
+  }
 }
 
 TEST_F(ModelFile, AMissingFileIsASystemError) {

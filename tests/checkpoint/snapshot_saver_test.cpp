@@ -147,6 +147,45 @@ TEST(StagedCopy, TensorsThatAreTheSameMemoryShareACopy) {
   EXPECT_TRUE(torch::equal(save.tensors_[2], weight.t()));
 }
 
+// A weight that a model has under two names was in a file twice if it was not
+// contiguous, and in one that is written in the background also if one name has
+// another shape.
+TEST(SnapshotSaver, TiedWeightsAreInAFileOnce) {
+  const at::Tensor weight = torch::rand({16, 16, 8, 8});
+  const at::Tensor channels_last =
+      torch::rand({16, 16, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor with_gaps = torch::rand({128, 256}).narrow(1, 0, 128);
+  const std::vector<std::pair<at::Tensor, at::Tensor>> all{
+      {weight, weight},
+      {weight, weight.view({16, 16, 8, 8})},
+      {channels_last, channels_last},
+      {with_gaps, with_gaps},
+      {weight, weight.view({256, 64})}};  // which safetensors cannot share
+  const TemporaryFolder folder;
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (const char* name : {"a.pt", "a.safetensors"}) {
+      if (i == 4 && name == std::string("a.safetensors")) continue;
+      for (const bool in_background : {true, false}) {
+        SCOPED_TRACE(std::string(name) + std::to_string(i));
+        const auto model = std::make_shared<torch::nn::Module>();
+        model->register_parameter("first", all[i].first);
+        model->register_buffer("second", all[i].second);
+        const TrainingState state{.model = model};
+        SnapshotSaver(folder.file(name), state,
+                      {.in_background = in_background})
+            .finish();
+        EXPECT_LT(std::filesystem::file_size(folder.file(name)),
+                  weight.nbytes() + weight.nbytes() / 2);
+        for (const auto& [key, tensor] :
+             load_snapshot_file(folder.file(name)).model_state) {
+          EXPECT_TRUE(torch::equal(
+              tensor, key == "first" ? all[i].first : all[i].second));
+        }
+      }
+    }
+  }
+}
+
 TEST(StagedCopy, HasTheValuesOfAllKindsOfTensors) {
   StagedCopy copy;
   for (int round = 0; round < 3; ++round) {
@@ -424,16 +463,39 @@ TEST(SnapshotSaver, MistakesAreThrown) {
               HasSubstr("needs in_background"));
 }
 
+// An object whose state is what a test gives.
+struct StateObject {
+  ItemState state_dict() const { return *held; }
+  void load_state_dict(const ItemState&) {}
+  ItemState* held;
+};
+
+// A scheduler whose state no format holds.
+struct NestedSchedule : ResumableScheduler {
+  StateTree state_dict() const override {
+    StateTree nested = int64_t{1};
+    for (int i = 0; i < 50; ++i) nested = StateTree::List{nested};
+    StateTree::Dict state;
+    state.set("nested", nested);
+    return state;
+  }
+  std::function<void()> prepare_load(const StateTree&) override { return {}; }
+};
+
 // What the first save or finish() said, perhaps hours later.
 TEST(SnapshotSaver, WhatCannotBeSavedIsSaidBeforeTraining) {
   const TemporaryFolder folder;
   // Returns what is wrong, and expects the saver, a load that will be followed
   // by saves, and a save to say so.
+  const auto before_training = [&](const std::string& name, TrainingState state,
+                                   const SnapshotSaverOptions& options = {}) {
+    const std::string path = folder.file(name);
+    return message_of([&] { SnapshotSaver saver(path, state, options); });
+  };
   const auto message = [&](const std::string& name, TrainingState state,
                            const SnapshotSaverOptions& options = {}) {
     const std::string path = folder.file(name);
-    const std::string told =
-        message_of([&] { SnapshotSaver saver(path, state, options); });
+    const std::string told = before_training(name, state, options);
     EXPECT_EQ(message_of([&] {
                 save_snapshot(path, state,
                               {.keep_last = options.keep_last,
@@ -470,12 +532,49 @@ TEST(SnapshotSaver, WhatCannotBeSavedIsSaidBeforeTraining) {
                 HasSubstr("dtype ComplexDouble"));
   }
   EXPECT_EQ(message("a.safetensors", with("lockstep", torch::ones({1}))), "");
+  // What only optimizer, scheduler or items have was found by the first save.
+  ItemState held;
+  StateObject object{&held};
+  TrainingState with_object{.model = run.model.ptr(),
+                            .items = {{"object", object}}};
+  for (const char* name : {"a/", "a.pt", "a.safetensors"}) {
+    held = {.values = std::string("\xff")};
+    EXPECT_THAT(message(name, with_object), HasSubstr("not UTF-8"));
+    held = {.tensors = {{"t", torch::eye(2).to_sparse()}}};
+    EXPECT_THAT(message(name, with_object), HasSubstr("is not dense"));
+    torch::optim::LBFGS lbfgs(run.model->parameters());
+    EXPECT_THAT(
+        message(name, {.model = run.model.ptr(), .items = {{"o", lbfgs}}}),
+        HasSubstr("LBFGS"));
+    torch::optim::Adam stranger({torch::ones({2, 7}).requires_grad_()});
+    EXPECT_THAT(
+        message(name, {.model = run.model.ptr(), .items = {{"o", stranger}}}),
+        HasSubstr("is neither one of TrainingState.model nor"));
+    NestedSchedule schedule;
+    EXPECT_THAT(message(name, {.model = run.model.ptr(),
+                               .optimizer = &run.optimizer,
+                               .scheduler = &schedule}),
+                HasSubstr("nested"));
+  }
+  torch::optim::Adam stranger({torch::ones({2, 7}).requires_grad_()});
+  EXPECT_THAT(message("a/", {.model = run.model.ptr(), .optimizer = &stranger}),
+              HasSubstr("is not one of TrainingState.model"));
+  torch::optim::Adam complex(
+      {torch::ones({2}, at::kComplexDouble).requires_grad_()});
+  EXPECT_THAT(before_training("a.safetensors", {.model = run.model.ptr(),
+                                                .optimizer = &complex}),
+              HasSubstr("dtype ComplexDouble"));
+  for (const char* name : {"a/", "a.safetensors"}) {
+    held = {.tensors = {{"t", torch::ones({1}, at::kComplexDouble)}}};
+    EXPECT_THAT(message(name, with_object), HasSubstr("dtype ComplexDouble"));
+  }
   auto inner = std::make_shared<torch::nn::Module>();
   inner->register_buffer("b", torch::ones({1}));
   auto outer = std::make_shared<torch::nn::Module>();
   outer->register_module("lockstep", inner);
   EXPECT_THAT(message("a.safetensors", {.model = outer}),
               HasSubstr("\"lockstep.b\", which is reserved"));
+  EXPECT_EQ(message("a.pt", {.model = outer}), "");  // what it recommends
 }
 
 // Also if a program does not count its steps, or changes the model after the

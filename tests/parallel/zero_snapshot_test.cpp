@@ -190,6 +190,39 @@ WORLD_TEST(ZeroSnapshot, TheStateOfAPlainOptimizerIsTaken, 2, 3) {
   expect_equal_modules(*net, *trained<optim::AdamW>(options, 6));
 }
 
+// The state of a parameter without elements, which a plain optimizer has saved,
+// was gone after a sharded one had loaded and saved it.
+WORLD_TEST(ZeroSnapshot, StateWithoutElementsIsKept, 1, 2) {
+  auto group = init_process_group();
+  const std::string path = (world.folder / "empty").string() + "/";
+  torch::nn::ParameterDict net;
+  net->insert("empty", torch::zeros({0, 3}));
+  net->insert("weight", torch::ones({5}));
+  for (auto& parameter : net->parameters()) {
+    parameter.mutable_grad() = torch::ones_like(parameter);
+  }
+  torch::optim::AdamW plain(net->parameters());
+  plain.step();
+  const auto names_in = [](const std::string& saved) {
+    return TensorFiles::open_folder(saved).names_under("optimizer.state.");
+  };
+  const auto names =
+      names_in(save_snapshot(path, {.model = net.ptr(), .optimizer = &plain}));
+  EXPECT_EQ(names.size(), 6u);
+  for (const bool cut : {true, false}) {
+    ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
+        net->parameters(), {}, {.cut_parameters = cut});
+    TrainingState state{.model = net.ptr(), .optimizer = &optimizer};
+    ASSERT_TRUE(load_snapshot(path, state));
+    optimizer.step();
+    EXPECT_EQ(names_in(save_snapshot(path, state)), names);
+    optimizer.consolidate_state_dict(world.size - 1);
+    if (world.rank == world.size - 1) {
+      EXPECT_EQ(optimizer.state_dict().state.size(), 2u);
+    }
+  }
+}
+
 // Each element of the state is in the files once, written by its owner.
 WORLD_TEST(ZeroSnapshot, EachRankWritesItsOwnPieces, 2, 3) {
   auto group = init_process_group();

@@ -3,17 +3,26 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/optim/lr_scheduler/linear_scaling.h"
 #include "lockstep/optim/lr_scheduler/one_cycle_lr.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
 
 namespace lockstep::internal {
 namespace {
 
+using ::testing::HasSubstr;
 using namespace lockstep::internal::testing;
 using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
 
@@ -181,6 +190,120 @@ WORLD_TEST(ZeroState, StateOfAnotherModelIsRefusedAndNothingChanged, 2) {
   optim::AdamW other(net->first->parameters());
   EXPECT_THROW(optimizer.load_state_dict(other), std::invalid_argument);
   EXPECT_FALSE(optimizer.local_optimizer().state().empty());
+}
+
+// Three layers of one shape, registered in the given order.
+using Order = std::vector<std::string>;
+struct ProjectionsImpl : torch::nn::Module {
+  explicit ProjectionsImpl(const Order& order) {
+    const auto options = torch::nn::LinearOptions(96, 96).bias(false);
+    for (const std::string& name : order) {
+      layers.emplace(name, register_module(name, torch::nn::Linear(options)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const char* name : {"q", "k", "v"}) {
+      x = layers.at(name)->forward(x).tanh();
+    }
+    return x;
+  }
+  std::map<std::string, torch::nn::Linear> layers;
+};
+TORCH_MODULE(Projections);
+
+using Moments = std::map<std::string, at::Tensor>;
+
+// Returns the first moments by the parameters' names, on every rank.
+Moments moments_of(Zero& optimizer, const torch::nn::Module& module) {
+  Moments moments;
+  for (int rank = 0; rank < get_world_size(); ++rank) {
+    optimizer.consolidate_state_dict(rank);
+    if (rank != get_rank()) continue;
+    const OptimizerState state = state_dict(*optimizer.plain(), module);
+    for (const auto& group : state.param_groups) {
+      for (size_t i = 0; i < group.params.size(); ++i) {
+        moments[group.param_names[i]] =
+            std::get<at::Tensor>(state.state.at(group.params[i]).at("exp_avg"));
+      }
+    }
+  }
+  return moments;
+}
+
+void expect_same_moments(const Moments& actual, const Moments& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, moment] : expected) {
+    EXPECT_TRUE(actual.at(name).equal(moment)) << name;
+  }
+}
+
+// The moments of q went to k, which the new model has first.
+WORLD_TEST(ZeroState, IsLoadedByNamesAndNotByPosition, 1, 2) {
+  const auto group = init_process_group();
+  torch::manual_seed(1);
+  Projections saved(Order{"q", "k", "v"});
+  DistributedDataParallel<Projections> wrapper(saved);
+  Zero optimizer(wrapper);
+  wrapper(torch::randn({4, 96})).square().mean().backward();
+  optimizer.step();
+  const Moments expected = moments_of(optimizer, *saved);
+  ASSERT_FALSE(expected.at("q.weight").equal(expected.at("k.weight")));
+  OptimizerState state;
+  for (int rank = 0; rank < world.size; ++rank) {
+    optimizer.consolidate_state_dict(rank);
+    if (rank == world.rank) state = optimizer.state_dict();
+  }
+  ASSERT_EQ(state.param_groups[0].param_names,
+            (std::vector<std::string>{"q.weight", "k.weight", "v.weight"}));
+
+  Projections other(Order{"k", "v", "q"});
+  DistributedDataParallel<Projections> other_wrapper(other);
+  Zero by_wrapper(other_wrapper);
+  by_wrapper.load_state_dict(state);
+  expect_same_moments(moments_of(by_wrapper, *other), expected);
+
+  Projections third(Order{"v", "k", "q"});
+  Zero by_module(third->parameters());
+  by_module.load_state_dict(state, *third);
+  expect_same_moments(moments_of(by_module, *third), expected);
+
+  OptimizerState numbered = state;
+  numbered.param_groups[0].param_names.clear();
+  EXPECT_THAT(message_of([&] { by_module.load_state_dict(numbered, *third); }),
+              HasSubstr("has numbers instead of the parameters' names"));
+  OptimizerState foreign = state;
+  foreign.param_groups[0].param_names[1] = "o.weight";
+  EXPECT_THAT(message_of([&] { by_wrapper.load_state_dict(foreign); }),
+              HasSubstr("its group 0 lacks k.weight"));
+  // An optimizer over the same parameters, in another order.
+  auto reversed = third->parameters();
+  std::reverse(reversed.begin(), reversed.end());
+  EXPECT_THAT(
+      message_of([&] { by_module.load_state_dict(optim::AdamW(reversed)); }),
+      HasSubstr("the same parameters in another order"));
+  expect_same_moments(moments_of(by_module, *third), expected);
+}
+
+// What the error of torch::load() recommends.
+WORLD_TEST(ZeroState, ArchivesAreLoadedThroughThePlainOptimizer, 2) {
+  const auto group = init_process_group();
+  ZeroNet plain_net, net;
+  optim::AdamW plain(plain_net->parameters(), {.lr = 0.02});
+  averaged_steps(plain_net, plain, 0, 3, group);
+  std::stringstream archive;
+  torch::save(plain, archive);
+  Zero optimizer(net->parameters());
+  EXPECT_THAT(message_of([&] { torch::load(optimizer, archive); }),
+              HasSubstr("load it into plain()"));
+  archive.clear();
+  archive.seekg(0);
+  const auto whole = optimizer.plain();
+  torch::load(*whole, archive);
+  optimizer.load_state_dict(*whole);
+  optimizer.consolidate_state_dict(1);
+  if (world.rank == 1) {
+    expect_same_state(optimizer.state_dict(), state_dict(plain));
+  }
 }
 
 // Every snapshot had False.

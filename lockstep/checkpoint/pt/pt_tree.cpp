@@ -6,6 +6,7 @@
 
 #include "lockstep/checkpoint/pt/pickle_reader.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/checkpoint/tensor_memory.h"
 
 namespace lockstep::internal {
 namespace {
@@ -257,9 +258,7 @@ std::string keys_of(const Dict& dict) {
   return keys;
 }
 
-}  // namespace
-
-PickleValue tree_of(const NamedTensors& tensors) {
+PickleValue tree_of(const NamedTensors& tensors, FileForms& forms) {
   Dict model;
   model.ordered = true;
   std::set<std::string> names;
@@ -268,14 +267,22 @@ PickleValue tree_of(const NamedTensors& tensors) {
       throw std::invalid_argument("the model has two tensors named \"" + name +
                                   "\"; a snapshot needs one name for each");
     }
-    model.set(name, {file_form(tensor)});
+    model.set(name, {forms.of(tensor)});
   }
   return {std::move(model)};
 }
 
+}  // namespace
+
+PickleValue tree_of(const NamedTensors& tensors) {
+  FileForms forms;
+  return tree_of(tensors, forms);
+}
+
 PickleValue tree_of(const Snapshot& snapshot) {
   Dict root;
-  root.set("MODEL_STATE", tree_of(snapshot.model_state));
+  FileForms forms;
+  root.set("MODEL_STATE", tree_of(snapshot.model_state, forms));
   root.set("EPOCHS_RUN", {snapshot.epochs_run});
   root.set("STEP", {snapshot.step});
   if (snapshot.optimizer_state) {
@@ -305,7 +312,7 @@ PickleValue tree_of(const Snapshot& snapshot) {
     for (const auto& [name, item] : snapshot.items) {
       Dict state;
       state.set("values", std::visit(TreeToPickle(), item.values.value));
-      state.set("tensors", tree_of(item.tensors));
+      state.set("tensors", tree_of(item.tensors, forms));
       items.set(name, {std::move(state)});
     }
     root.set("ITEMS", {std::move(items)});

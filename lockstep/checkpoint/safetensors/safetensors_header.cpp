@@ -58,8 +58,9 @@ std::string padded(const Json& header, size_t alignment) {
     throw std::invalid_argument(
         "the names and metadata of this snapshot take " +
         std::to_string(text.size()) +
-        " bytes, but safetensors allows only 100,000,000; name the snapshot "
-        ".pt");
+        " bytes, but safetensors allows only 100,000,000; store large text in "
+        "a "
+        "file of its own, and its name in the snapshot");
   }
   return text;
 }

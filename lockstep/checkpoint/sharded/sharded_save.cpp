@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <tuple>
@@ -24,23 +23,6 @@ namespace lockstep::internal {
 namespace {
 
 using Json = nlohmann::json;
-
-// The member of a rank's object that says how the rank has failed.
-constexpr const char* kFailed = "failed";
-
-// Throws on every rank if one of them has failed.
-void throw_if_any_failed(const std::string& folder,
-                         const std::vector<Json>& all,
-                         const std::exception_ptr& mine) {
-  std::vector<size_t> failed;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].contains(kFailed)) failed.push_back(rank);
-  }
-  if (failed.empty()) return;
-  if (mine) std::rethrow_exception(mine);
-  RankFailure::from_text(all[failed.front()].at(kFailed).get<std::string>())
-      ->throw_for(folder, "was not saved: " + list_of_ranks(failed) + ": ");
-}
 
 // Returns what this rank tells the others of its optimizer: hyperparameters and
 // parameters of each group, the model's parameters that are in none, and step
@@ -169,20 +151,6 @@ void require_same_items(const std::vector<Json>& all) {
   }
 }
 
-// Returns rank 0's text on all ranks; throws on all if rank 0 has failed.
-std::string share_outcome(const Ranks& ranks, const std::string& folder,
-                          const std::string& text,
-                          const std::exception_ptr& failure) {
-  const std::string shared =
-      ranks.share(failure ? RankFailure(failure).text() : " " + text, 0);
-  if (failure) std::rethrow_exception(failure);
-  if (shared.front() != ' ') {
-    RankFailure::from_text(shared)->throw_for(folder,
-                                              "was not saved: rank 0: ");
-  }
-  return shared.substr(1);
-}
-
 // Throws if a folder cannot hold such a training, whatever its tensors are.
 void require_for_folder(const TrainingState& state,
                         const SnapshotOptions& options) {
@@ -213,14 +181,13 @@ void require_for_folder(const TrainingState& state,
 void check_for_folder(const TrainingState& state,
                       const SnapshotOptions& options) {
   require_for_folder(state, options);
-  std::vector<TensorShard> shards;
-  add_model(*state.model, kModelPrefix, shards);
-  for (const auto& [name, item] : state.items) {
-    if (item.module()) add_model(*item.module(), name + ".", shards);
-  }
-  for (const TensorShard& shard : shards) require_utf8(shard.name);
-  (void)claims_of(shards);
+  SaveFiles files;
+  Json mine;
+  ShardedSave(options, files).collect(state, known_state_of, mine);
 }
+
+ShardedSave::ShardedSave(const SnapshotOptions& options, SaveFiles& files)
+    : options_(options), rank_(0), ranks_(1), files_(files) {}
 
 ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
                          const SnapshotOptions& options, const Ranks& ranks,
@@ -232,7 +199,7 @@ ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
       files_(files) {
   Json mine = Json::object();
   try {
-    collect(state, mine);
+    collect(state, optimizer_state_of, mine);
   } catch (...) {
     failure_ = std::current_exception();
     mine = {{kFailed, RankFailure(failure_).text()}};
@@ -265,33 +232,36 @@ std::vector<TensorToCompare> ShardedSave::tensors_to_compare() {
   return all;
 }
 
-void ShardedSave::collect(const TrainingState& state, Json& mine) {
-  std::optional<OptimizerShards::State> optimizer;
-  std::map<std::string, OptimizerShards::State> of_items;
+void ShardedSave::collect(
+    const TrainingState& state,
+    OptimizerShards::State (*state_of)(torch::optim::Optimizer&), Json& mine) {
+  OptimizerStates optimizers;
+  const auto add = [&](const std::string& name,
+                       torch::optim::Optimizer* optimizer) {
+    if (optimizer) optimizers.emplace(name, state_of(*optimizer));
+  };
   // These come first, because they may be collective.
-  if (state.optimizer) optimizer = optimizer_state_of(*state.optimizer);
-  for (const auto& [name, item] : state.items) {
-    if (!item.optimizer()) continue;
-    of_items.emplace(name, optimizer_state_of(*item.optimizer()));
-  }
+  add("", state.optimizer);
+  for (const auto& [name, item] : state.items) add(name, item.optimizer());
   require_for_folder(state, options_);
   add_model(*state.model, kModelPrefix, shards_);
   for (const ModuleTensor& tensor : tensors_of(*state.model)) {
     if (!tensor.is_parameter) buffers_.insert(kModelPrefix + tensor.name);
   }
   Json claims_of_optimizer;
-  if (optimizer) {
-    add_optimizer(*optimizer, *state.model, kStatePrefix, shards_);
-    manifest_.param_groups = named_groups(*optimizer, *state.model);
+  if (state.optimizer) {
+    const OptimizerShards::State& optimizer = optimizers.at("");
+    add_optimizer(optimizer, *state.model, kStatePrefix, shards_);
+    manifest_.param_groups = named_groups(optimizer, *state.model);
     const bool is_sharded =
         dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
     claims_of_optimizer =
-        optimizer_claims_of(*optimizer, *manifest_.param_groups, *state.model,
+        optimizer_claims_of(optimizer, *manifest_.param_groups, *state.model,
                             kStatePrefix, shards_, is_sharded);
     if (state.scheduler) add_scheduler(*state.scheduler);
   }
   Json items_of_ranks = Json::object();
-  add_items(state, of_items, items_of_ranks);
+  add_items(state, optimizers, items_of_ranks);
   const at::Tensor generator = generator_state();
   shards_.push_back({kGeneratorPrefix + std::to_string(rank_),
                      generator.sizes().vec(), Replicate{}, generator});
@@ -308,10 +278,8 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
           {"claims", claims_of(shards_)}};
 }
 
-void ShardedSave::add_items(
-    const TrainingState& state,
-    const std::map<std::string, OptimizerShards::State>& optimizers,
-    Json& of_ranks) {
+void ShardedSave::add_items(const TrainingState& state,
+                            const OptimizerStates& optimizers, Json& of_ranks) {
   for (const auto& [name, item] : state.items) {
     Manifest::Item& stored = manifest_.items[name];
     const std::string prefix = name + ".";
@@ -474,23 +442,22 @@ void ShardedSave::write() {
 
 std::string ShardedSave::commit(const Ranks& ranks) {
   Json mine = Json::object();
+  ReplicaChecksums checksums;
   if (failure_) {
     mine[kFailed] = RankFailure(failure_).text();
   } else {
+    checksums = checksums_of_replicas();
     mine["files"] = Json::array();
     for (const WrittenFile& file : written_) {
       mine["files"].push_back({file.name, file.bytes, file.header_checksum});
     }
-    mine["replicas"] = Json::object();
-    for (const auto& [set, checksums] : checksums_of_replicas()) {
-      Xxh3 of_all;
-      for (const auto& text : checksums) of_all.add(text.data(), text.size());
-      mine["replicas"][std::to_string(set)] = of_all.value();
-    }
+    mine["replicas"] = digests_of(checksums);
   }
   const auto all = ranks.gather_objects(mine);
   throw_if_any_failed(folder_, all, failure_);
-  require_equal_replicas(all, ranks);
+  std::vector<Json> digests;
+  for (const Json& rank : all) digests.push_back(rank.at("replicas"));
+  require_equal_replicas(digests, checksums, ranks);
   std::string path;
   if (rank_ == 0) {
     try {
@@ -502,9 +469,8 @@ std::string ShardedSave::commit(const Ranks& ranks) {
   return share_outcome(ranks, folder_, path, failure_);
 }
 
-std::map<size_t, std::vector<std::string>> ShardedSave::checksums_of_replicas()
-    const {
-  std::map<size_t, std::vector<std::string>> checksums;
+ReplicaChecksums ShardedSave::checksums_of_replicas() const {
+  ReplicaChecksums checksums;
   auto replica = replicas_.begin();
   for (const SavePlan::Part& part : plan_.parts) {
     const auto& holders = plan_.holders[part.held_by];
@@ -512,67 +478,15 @@ std::map<size_t, std::vector<std::string>> ShardedSave::checksums_of_replicas()
         !std::binary_search(holders.begin(), holders.end(), rank_)) {
       continue;
     }
-    std::string& text = checksums[part.held_by].emplace_back();
+    std::string& text = checksums[std::to_string(part.held_by)][part.name];
     if (part.rank == rank_) {
-      text = checksums_[part.file].at(part.name);
+      text += checksums_[part.file].at(part.name);
     } else {
       for (const uint64_t sum : replica->checksums) text += hex_of(sum);
       ++replica;
     }
   }
   return checksums;
-}
-
-void ShardedSave::require_equal_replicas(const std::vector<Json>& written,
-                                         const Ranks& ranks) const {
-  std::vector<size_t> different;  // sets of holders
-  for (size_t set = 0; set < plan_.holders.size(); ++set) {
-    const std::string key = std::to_string(set);
-    for (const size_t rank : plan_.holders[set]) {
-      const Json& first = written[plan_.holders[set][0]].at("replicas");
-      // A set may have only parts without elements.
-      if (!first.contains(key)) break;
-      if (written[rank].at("replicas").at(key) == first.at(key)) continue;
-      different.push_back(set);
-      break;
-    }
-  }
-  if (different.empty()) return;
-  const auto checksums = checksums_of_replicas();
-  Json mine = Json::object();
-  for (const size_t set : different) {
-    const auto found = checksums.find(set);
-    if (found != checksums.end()) mine[std::to_string(set)] = found->second;
-  }
-  const std::vector<Json> all = ranks.gather_objects(mine);
-  std::map<size_t, size_t> seen;  // parts of each set
-  for (const SavePlan::Part& part : plan_.parts) {
-    if (plan_.holders[part.held_by].size() == 1 || part.box.numel() == 0 ||
-        std::find(different.begin(), different.end(), part.held_by) ==
-            different.end()) {
-      continue;
-    }
-    const size_t number = seen[part.held_by]++;
-    std::map<std::string, std::vector<size_t>> by_values;
-    for (const size_t rank : plan_.holders[part.held_by]) {
-      const Json& texts = all[rank].at(std::to_string(part.held_by));
-      by_values[texts.at(number).get<std::string>()].push_back(rank);
-    }
-    if (by_values.size() == 1) continue;
-    std::vector<std::vector<size_t>> groups;
-    for (auto& [text, same] : by_values) groups.push_back(std::move(same));
-    std::sort(groups.begin(), groups.end());
-    throw std::invalid_argument(
-        "the tensor \"" + part.name +
-        "\" must be equal on all ranks that have it, "
-        "but " +
-        list_of_ranks(groups[0]) + " and " + list_of_ranks(groups[1]) +
-        (groups.size() > 2 ? " and others" : "") +
-        " have different values, of which a snapshot would be a mixture; "
-        "nothing was saved. Average or broadcast the tensors before you save, "
-        "and look for the step at which they drift apart "
-        "(verify_replicated())");
-  }
 }
 
 std::string ShardedSave::finish(const std::vector<Json>& written) {

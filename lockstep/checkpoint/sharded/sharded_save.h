@@ -9,6 +9,7 @@
 
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/replicas.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/save_files.h"
@@ -19,7 +20,7 @@
 namespace lockstep::internal {
 
 // Throws std::invalid_argument if a folder of snapshots cannot hold the parts
-// of `state` that are known before the first step. Not collective.
+// of `state` as far as they are known before the first step. Not collective.
 void check_for_folder(const TrainingState& state,
                       const SnapshotOptions& options);
 
@@ -45,22 +46,28 @@ class ShardedSave final : public Save {
   std::string commit(const Ranks& ranks) override;
 
  private:
-  void collect(const TrainingState& state, nlohmann::json& mine);
-  // `optimizers`: the states of the items that are optimizers.
-  void add_items(
-      const TrainingState& state,
-      const std::map<std::string, OptimizerShards::State>& optimizers,
-      nlohmann::json& of_ranks);
+  friend void check_for_folder(const TrainingState& state,
+                               const SnapshotOptions& options);
+  // TrainingState::optimizer as "", and the items that are optimizers.
+  using OptimizerStates = std::map<std::string, OptimizerShards::State>;
+
+  // A save of one rank that is not made, for check_for_folder().
+  ShardedSave(const SnapshotOptions& options, SaveFiles& files);
+
+  // Finds out what this rank has, and what it tells the others: `mine`.
+  // `state_of`: optimizer_state_of() or known_state_of().
+  void collect(const TrainingState& state,
+               OptimizerShards::State (*state_of)(torch::optim::Optimizer&),
+               nlohmann::json& mine);
+  void add_items(const TrainingState& state, const OptimizerStates& optimizers,
+                 nlohmann::json& of_ranks);
   void add_scheduler(const ResumableScheduler& scheduler);
   void add_ranks_of_item(const std::vector<nlohmann::json>& all,
                          const std::string& name, Manifest::Item& item) const;
   void make_plan(const std::vector<nlohmann::json>& all);
   void begin_folder(const Ranks& ranks);
-  // Returns the checksums of each part that several ranks have, by the index of
-  // these ranks in plan_.holders, in the order of plan_.parts.
-  std::map<size_t, std::vector<std::string>> checksums_of_replicas() const;
-  void require_equal_replicas(const std::vector<nlohmann::json>& written,
-                              const Ranks& ranks) const;
+  // A set is what the same ranks have: an index in plan_.holders.
+  ReplicaChecksums checksums_of_replicas() const;
   std::string finish(const std::vector<nlohmann::json>& written);
 
   std::string folder_;

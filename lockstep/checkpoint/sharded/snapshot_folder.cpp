@@ -291,6 +291,14 @@ void link_latest(SaveFiles& files, const std::string& path) {
       files.rename(aside, folder + "/" + kLatest);
       break;
     } catch (const std::system_error& error) {
+      if (error.code() == std::errc::is_a_directory) {
+        // A copy of the folder, which some programs make without links.
+        files.remove_file(aside);
+        TORCH_WARN_ONCE("lockstep: \"", folder, "/", kLatest,
+                        "\" is a directory, so it cannot be the link to the "
+                        "newest snapshot; remove it");
+        return;
+      }
       // A link has no lock, so another job's save may have taken this one for
       // left over and removed it. If the folder is gone, link() says so.
       if (error.code() != std::errc::no_such_file_or_directory) throw;

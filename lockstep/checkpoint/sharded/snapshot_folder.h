@@ -75,7 +75,8 @@ class SnapshotBeingSaved {
 };
 
 // Lets the link `latest` in the folder of the snapshot at `path` point to it.
-// Does nothing if the file system has no symbolic links.
+// Does nothing if the file system has no symbolic links, and warns once if
+// `latest` is a directory.
 void link_latest(SaveFiles& files, const std::string& path);
 
 // Removes all snapshots in `folder` but the newest `keep_last` that are

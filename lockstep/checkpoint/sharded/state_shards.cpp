@@ -11,6 +11,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
@@ -94,6 +95,7 @@ OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
     return sharded->shards();
   }
   OptimizerShards::State state;
+  state.of_first_rank = has_state_of_each_rank(optimizer);
   OptimizerState whole = state_dict(optimizer);
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : distinct(group.params())) {
@@ -106,6 +108,21 @@ OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
   }
   state.groups.param_groups = std::move(whole.param_groups);
   state.local.state = std::move(whole.state);
+  return state;
+}
+
+OptimizerShards::State known_state_of(torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<OptimizerShards*>(&optimizer) == nullptr) {
+    return optimizer_state_of(optimizer);
+  }
+  OptimizerShards::State state;
+  for (const auto& group : optimizer.param_groups()) {
+    auto& numbers = state.groups.param_groups.emplace_back().params;
+    for (const at::Tensor& parameter : distinct(group.params())) {
+      numbers.push_back(static_cast<int64_t>(state.parameters.size()));
+      state.parameters.push_back(parameter);
+    }
+  }
   return state;
 }
 
@@ -185,6 +202,7 @@ void add_optimizer(const OptimizerShards::State& state,
                           .tensor = tensor.detach(),
                           .duplicate = is_duplicate(parameter)});
       }
+      shards.back().of_first_rank = state.of_first_rank;
     }
   }
 }

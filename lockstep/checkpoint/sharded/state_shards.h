@@ -21,6 +21,10 @@ namespace lockstep::internal {
 // cannot hold.
 OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer);
 
+// Returns as much of that as is known without the other ranks: of a sharded
+// optimizer only the parameters of its groups.
+OptimizerShards::State known_state_of(torch::optim::Optimizer& optimizer);
+
 // Appends the model's tensors that this rank has, with this prefix: those with
 // a layout (tensor_layout.h) as parts of the whole ones. Buffers of which ranks
 // have no parts are those of the first rank that has them, as

@@ -51,7 +51,8 @@ struct TensorShard {
   // device.
   at::Tensor tensor;
   // Whether ranks may have different values, of which those of the first rank
-  // that lists the tensor are saved. For buffers.
+  // that lists the tensor are saved. For buffers, and for the state of an
+  // optimizer that steps on each rank by itself.
   bool of_first_rank{false};
   // Whether the ranks that have the shard only repeat what others have under
   // the same name, and perhaps divide in another way: a weight that two stages

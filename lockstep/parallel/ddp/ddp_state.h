@@ -93,6 +93,7 @@ class DdpState final : public Joinable {
   DDPLoggingData logging_data() const;
   void set_sample_rate(int64_t rate);
 
+  const torch::nn::Module& module() const { return module_; }
   // The reducer of the parameters that are trained now, and what it has.
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }

@@ -13,7 +13,6 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/base/span.h"
-#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
@@ -115,6 +114,7 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
           "constructed or last called; make the optimizer from a wrapper that "
           "is constructed after such changes");
     }
+    names_.emplace(ddp->module());
     std::vector<at::Tensor> trained;
     const auto& reducer = ddp->reducer();
     for (size_t i = 0; i < reducer.parameters().size(); ++i) {
@@ -169,9 +169,11 @@ void ShardedOptimizer::register_parameters(
     const at::Tensor& parameter = parameters[i];
     index_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
     const Range mine = ranges[i][rank];
-    pieces_.push_back(mine.begin == mine.end ? nullptr
-                                             : std::make_unique<ParameterPiece>(
-                                                   parameter, mine, !cut_));
+    // The first rank keeps the state of parameters without elements.
+    const bool owns = parameter.numel() > 0 ? mine.size() > 0 : rank == 0;
+    pieces_.push_back(
+        owns ? std::make_unique<ParameterPiece>(parameter, mine, !cut_)
+             : nullptr);
     parameters_.push_back(parameter);
     memory_.push_back({parameter.const_data_ptr(), parameter.sizes().vec(),
                        parameter.strides().vec()});
@@ -583,7 +585,9 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   adopt_groups();
   synchronize();
   state_dict_.reset();
-  OptimizerState whole = lockstep::state_dict(*make_plain());
+  const OptimizerPtr plain = make_plain();
+  OptimizerState whole =
+      names_ ? named_state_dict(*plain, *names_) : lockstep::state_dict(*plain);
   whole.state.clear();
   gather_state(whole, lockstep::state_dict(*inner_), numbered_pieces(),
                grouped_parameters(), to, group_);
@@ -601,11 +605,42 @@ const OptimizerState& ShardedOptimizer::state_dict() const {
 }
 
 void ShardedOptimizer::load_state_dict(const OptimizerState& state) {
+  take_state(state, names_ && has_names(state) ? &*names_ : nullptr);
+}
+
+void ShardedOptimizer::load_state_dict(const OptimizerState& state,
+                                       const torch::nn::Module& module) {
+  require_names(state);
+  const ParameterNames names(module);
+  take_state(state, &names);
+}
+
+void ShardedOptimizer::load_plain(const torch::optim::Optimizer& plain) {
+  const std::vector<at::Tensor> own = grouped_parameters();
+  size_t number = 0;
+  for (const auto& group : plain.param_groups()) {
+    for (const at::Tensor& parameter : distinct(group.params())) {
+      const size_t place = number++;
+      if (place < own.size() && own[place].is_same(parameter)) continue;
+      if (!index_.contains(parameter.unsafeGetTensorImpl())) continue;
+      throw std::invalid_argument(
+          "ZeroRedundancyOptimizer: the optimizer whose state is loaded has "
+          "the same parameters in another order; make it with plain(), or load "
+          "by names: load_state_dict(state_dict(optimizer, module), module)");
+    }
+  }
+  take_state(lockstep::state_dict(plain), nullptr);
+}
+
+// `names`: null takes the parameters in their order.
+void ShardedOptimizer::take_state(const OptimizerState& state,
+                                  const ParameterNames* names) {
   const at::NoGradGuard no_grad;
   adopt_groups();
   state_dict_.reset();
   const OptimizerPtr plain = make_plain();
-  lockstep::load_state_dict(*plain, state);
+  lockstep::load_state_dict(*plain,
+                            names ? in_order_of(*plain, state, *names) : state);
   set_options(*plain);
   OptimizerState part =
       slice_state(lockstep::state_dict(*plain), numbered_pieces());

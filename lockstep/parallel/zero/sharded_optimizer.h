@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/gradient_shards.h"
@@ -56,6 +57,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   const OptimizerState& state_dict() const;
   bool has_state_dict() const { return state_dict_.has_value(); }
   void load_state_dict(const OptimizerState& state);
+  void load_state_dict(const OptimizerState& state,
+                       const torch::nn::Module& module);
 
   State shards() override;
   std::unique_ptr<PreparedOptimizer> prepare_load(
@@ -79,6 +82,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   const torch::optim::Optimizer& inner() const { return *inner_; }
   // Makes the real optimizer for the user's parameters, without state.
   OptimizerPtr make_plain() const;
+  // Loads the state of an optimizer that make_plain() has made.
+  void load_plain(const torch::optim::Optimizer& plain);
 
  private:
   class PreparedShards;
@@ -104,6 +109,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void check_layout(size_t parameter) const;
   void raise_version(size_t parameter) const;
   void set_options(const torch::optim::Optimizer& plain);
+  void take_state(const OptimizerState& state, const ParameterNames* names);
   void copy_options();
   void step_pieces();
   void step_final(const std::vector<size_t>& parameters);
@@ -118,6 +124,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   bool has_ddp_;
   bool cut_;
   Partition partition_;
+  // Those of the wrapper's module; none if there is no wrapper.
+  std::optional<ParameterNames> names_;
   // What the wrapper trains and reduces in shards; the groups must have it all.
   std::vector<NamedParameter> sharded_;
 

@@ -141,6 +141,13 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   //   load_state_dict(state)      on every rank, with equal states; takes this
   //                               rank's part
   //
+  // An optimizer that was made from a DistributedDataParallel gives the state
+  // the parameters' names, and finds parameters by them, in whatever order they
+  // are. One that was made from parameters knows no names and goes by their
+  // order, as Python does; by names it loads with the module:
+  //
+  //   load_state_dict(lockstep::state_dict(*plain(), *net), *net)
+  //
   // Only for optimizers whose state lockstep::state_dict() knows
   // (optimizer_state.h); std::invalid_argument otherwise.
   using ShardedOptimizer::consolidate_state_dict;
@@ -156,9 +163,7 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
     if (has_state_dict()) lockstep::load_state_dict(*whole, state_dict());
     return whole;
   }
-  void load_state_dict(const OptimizerClass& whole) {
-    internal::ShardedOptimizer::load_state_dict(lockstep::state_dict(whole));
-  }
+  void load_state_dict(const OptimizerClass& whole) { load_plain(whole); }
 
  private:
   static Make maker(Options defaults) {

@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/kept_warnings.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
 
@@ -364,6 +365,24 @@ TEST_F(ShardedSnapshot, WhatCannotBeRemovedDoesNotPreventSaving) {
   ShardedRun loaded;
   EXPECT_TRUE(load_snapshot(path_, loaded.state));
   EXPECT_EQ(loaded.number(), 3);
+}
+
+// As in a copy of the folder whose links were followed: the snapshot was there,
+// and the save failed.
+TEST_F(ShardedSnapshot, ADirectoryInThePlaceOfTheLinkDoesNotPreventSaving) {
+  fs::create_directories(folder_ + "/latest/inside");
+  const KeptWarnings kept;
+  for (int64_t number = 1; number <= 2; ++number) {
+    EXPECT_EQ(message_of([&] { save(number); }), "");
+  }
+  EXPECT_THAT(
+      kept.texts(),
+      ElementsAre(HasSubstr("latest\" is a directory, so it cannot be")));
+  EXPECT_THAT(names_in(folder_),
+              ElementsAre("000001-step-1", "000002-step-2", "latest"));
+  ShardedRun loaded;
+  EXPECT_TRUE(load_snapshot(path_, loaded.state));
+  EXPECT_EQ(loaded.number(), 2);
 }
 
 TEST_F(ShardedSnapshot, WithoutVerifyingDamageIsNotFound) {

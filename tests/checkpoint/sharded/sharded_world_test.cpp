@@ -204,55 +204,84 @@ WORLD_TEST(ShardedWorld, AModelThatFitsOnSomeRanksOnlyIsLoadedByNone, 2, 3) {
 }
 
 // Fault 37: a snapshot was made of parts of models that had drifted apart,
-// which no rank ever had.
+// which no rank ever had. A file was that of the first rank, and nothing said
+// that the others had something else.
 WORLD_TEST(ShardedWorld, ReplicasThatDifferAreNamedAndNotMixed, 2, 3) {
   const auto group = init_process_group();
-  const std::string path = snapshots_of(world, "drifted");
-  ShardedRun run;
-  run.set(1);
-  save_snapshot(path, run.state);
-  run.set(2);
-  const auto set_weight = [&](double value) {
-    const torch::NoGradGuard no_grad;
-    run.model->named_parameters()["0.weight"][1][2] = value;
-  };
-  if (world.rank == 1) set_weight(2.5);
-  // Ranks may have other buffers.
-  for (auto& buffer : run.model->buffers()) buffer.fill_(world.rank);
-  const auto names_both =
-      AllOf(HasSubstr("the tensor \"model.0.weight\""),
-            HasSubstr(world.size == 2 ? "rank 0 and rank 1"
-                                      : "ranks 0, 2 and rank 1"),
-            HasSubstr("nothing was saved"), ::testing::Not(HasSubstr("\n")));
-  for (const bool overlaps : {false, true}) {
-    EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
-                names_both);
-    std::string told;
-    SnapshotSaver saver(path, run.state,
-                        {.on_saved = [&](const auto& s) { told = s.error; },
-                         .overlap_copy = overlaps});
-    saver.save();
-    saver.wait_for_copy();
-    // What happens after the copy does not matter.
-    set_weight(2);
-    saver.wait();
-    EXPECT_THAT(told, names_both);
+  for (const char* name : {"drifted/", "drifted.pt", "drifted.safetensors"}) {
+    const std::string path = (world.folder / name).string();
+    ShardedRun run;
+    torch::nn::Linear average(3, 2);
+    run.state.items = {{"ema", average}};
+    const auto saved_step = [&] { return load_snapshot_file(path).step; };
+    run.set(1);
+    for (auto& parameter : average->parameters()) parameter.data().fill_(1);
+    save_snapshot(path, run.state);
+    run.set(2);
+    const auto set_weight = [&](double value) {
+      const torch::NoGradGuard no_grad;
+      run.model->named_parameters()["0.weight"][1][2] = value;
+    };
     if (world.rank == 1) set_weight(2.5);
+    // Ranks may have other buffers.
+    for (auto& buffer : run.model->buffers()) buffer.fill_(world.rank);
+    const auto names_both =
+        AllOf(HasSubstr("the tensor \"model.0.weight\""),
+              HasSubstr(world.size == 2 ? "rank 0 and rank 1"
+                                        : "ranks 0, 2 and rank 1"),
+              HasSubstr("nothing was saved"), ::testing::Not(HasSubstr("\n")));
+    for (const bool overlaps : {false, true}) {
+      EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
+                  names_both);
+      std::string told;
+      SnapshotSaver saver(path, run.state,
+                          {.on_saved = [&](const auto& s) { told = s.error; },
+                           .overlap_copy = overlaps});
+      saver.save();
+      saver.wait_for_copy();
+      // What happens after the copy does not matter.
+      set_weight(2);
+      saver.wait();
+      EXPECT_THAT(told, names_both);
+      if (world.rank == 1) set_weight(2.5);
+    }
+    barrier();
+    EXPECT_EQ(saved_step(), 1);
+    if (path.ends_with('/')) {
+      EXPECT_THAT(names_in(path), ElementsAre("000001-step-1", "latest"));
+    }
+    barrier();
+    // The state of the optimizer is compared, too, and the modules of items.
+    set_weight(2);
+    const at::Tensor parameter = run.model->parameters()[0];
+    auto& state = static_cast<torch::optim::AdamParamState&>(
+        *run.optimizer.state().at(parameter.unsafeGetTensorImpl()));
+    const at::Tensor moment = state.exp_avg().clone();
+    if (world.rank == 1) state.exp_avg().add_(1);
+    EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
+                HasSubstr("\"optimizer.state.0.weight.exp_avg\""));
+    state.exp_avg(moment);
+    if (world.rank == 1) average->bias.data().fill_(3);
+    EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
+                HasSubstr("the tensor \"ema.bias\""));
+    average->bias.data().fill_(1);
+    save_snapshot(path, run.state);
+    EXPECT_EQ(saved_step(), 2);
+    barrier();
   }
+}
+
+// The state of a sharded optimizer that was collected is on one rank only.
+WORLD_TEST(ShardedWorld, WhatOnlyTheFirstRankHasIsInAFile, 2, 3) {
+  const auto group = init_process_group();
+  const std::string path = (world.folder / "collected.pt").string();
+  ShardedRun run;
+  run.set(3);
+  if (world.rank > 0) run.optimizer.state().clear();
+  if (world.rank > 1) run.state.model = nullptr;
+  save_snapshot(path, run.state);
+  EXPECT_EQ(load_snapshot_file(path).optimizer_state->state.size(), 4u);
   barrier();
-  EXPECT_THAT(names_in(path), ElementsAre("000001-step-1", "latest"));
-  barrier();
-  // The state of the optimizer is compared, too.
-  set_weight(2);
-  const at::Tensor parameter = run.model->parameters()[0];
-  auto& state = static_cast<torch::optim::AdamParamState&>(
-      *run.optimizer.state().at(parameter.unsafeGetTensorImpl()));
-  const at::Tensor average = state.exp_avg().clone();
-  if (world.rank == 1) state.exp_avg().add_(1);
-  EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
-              HasSubstr("\"optimizer.state.0.weight.exp_avg\""));
-  state.exp_avg(average);
-  EXPECT_EQ(save_snapshot(path, run.state), path + "000002-step-2");
 }
 
 // Parts that only some ranks share are compared among these.

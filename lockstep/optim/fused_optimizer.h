@@ -1,0 +1,65 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <concepts>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/maximize_option.h"
+
+namespace lockstep::internal {
+
+// What the optimizers of lockstep::optim have in common: LibTorch's class
+// `Types::Base` with options that are members (Options) and groups that give
+// some of them (Group). adamw.h lists what holds for all of them.
+template <class Types>
+class FusedOptimizer : public Types::Base, public MaximizeOption {
+ public:
+  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
+  using ParamGroups = std::vector<OptimizerParamGroup>;
+  using Options = typename Types::Options;
+  using Group = typename Types::Group;
+  using TorchOptions = typename Types::TorchOptions;
+
+  explicit FusedOptimizer(std::vector<at::Tensor> parameters,
+                          const Options& options = {})
+      : FusedOptimizer(ParamGroups{OptimizerParamGroup(std::move(parameters))},
+                       options) {}
+  explicit FusedOptimizer(const ParamGroups& groups,
+                          const Options& options = {})
+      : FusedOptimizer(groups, options.to_torch(), options.maximize) {}
+  explicit FusedOptimizer(const std::vector<Group>& groups,
+                          const Options& options = {})
+      : FusedOptimizer(with_options(groups, options.to_torch()), options) {}
+  // These overloads accept the options of programs that used LibTorch's class.
+  template <std::convertible_to<TorchOptions> O>
+  FusedOptimizer(std::vector<at::Tensor> parameters, const O& options)
+      : FusedOptimizer(ParamGroups{OptimizerParamGroup(std::move(parameters))},
+                       options, false) {}
+  template <std::convertible_to<TorchOptions> O>
+  FusedOptimizer(const ParamGroups& groups, const O& options)
+      : FusedOptimizer(groups, options, false) {}
+
+  void add_param_group(const OptimizerParamGroup& group);
+  void add_param_group(const Group& group) {
+    add_param_group(
+        group.to_torch(static_cast<TorchOptions&>(*this->defaults_)));
+  }
+  bool maximize() const override { return maximize_; }
+
+ private:
+  FusedOptimizer(const ParamGroups& groups, const TorchOptions& options,
+                 bool maximize);
+
+  static ParamGroups with_options(const std::vector<Group>& groups,
+                                  const TorchOptions& defaults) {
+    ParamGroups whole;
+    for (const Group& group : groups) whole.push_back(group.to_torch(defaults));
+    return whole;
+  }
+
+  bool maximize_;
+};
+
+}  // namespace lockstep::internal
