@@ -91,7 +91,7 @@ WORLD_TEST(AveragedModel, SharedParametersAreCompleteAfterSynchronize, 2, 3) {
 WORLD_TEST(AveragedModel, PlacementsHoldForTheAverage, 1, 2) {
   auto group = init_process_group();
   Linear part(3, 2);
-  set_placement(part->weight, Shard{.dim = 0});
+  set_placement(part->weight, lockstep::Shard{.dim = 0});
   AveragedModel<Linear> average(part);
   average.update_parameters(part);
   const auto whole = full_state_dict(*average.module());

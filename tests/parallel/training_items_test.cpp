@@ -321,8 +321,8 @@ WORLD_TEST(TrainingItems, RanksMayHaveDifferentParameters, 2) {
 WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
   const auto group = init_process_group();
   torch::manual_seed(1);  // replicas are equal
-  const auto net = small_net(1);
-  const auto other = small_net(1);
+  auto net = small_net(1);
+  auto other = small_net(1);
   optim::SGD of_other(other->parameters(), {.lr = 0.1});
   Curriculum curriculum;
   const std::string path = (world.folder / "mistakes").string();
