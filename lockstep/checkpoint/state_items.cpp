@@ -187,7 +187,10 @@ const torch::nn::Module& module_of_optimizer(
       "the optimizer \"" + item +
       "\" of TrainingState.items has a parameter that is neither one of "
       "TrainingState.model nor, as all its other parameters, of one module in "
-      "TrainingState.items, so it has no name in a snapshot; add that module");
+      "TrainingState.items, so it has no name in a snapshot; add that module, "
+      "or register the modules that the optimizer steps in one module, and "
+      "give "
+      "that");
 }
 
 StateTree values_of_groups(const std::vector<NamedGroup>& groups) {

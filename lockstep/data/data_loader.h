@@ -160,8 +160,8 @@ Sampler& refuse_sampler() {
 // Workers are threads that start with the first loop and are kept until the
 // loader is destroyed. Leaving a loop early (break, return, an exception) waits
 // for the batches that are being fetched; the next loop is a new pass. Only one
-// loop may run: a second begin() while the iterator of the first lives throws
-// std::logic_error.
+// loop may run: a second begin() throws std::logic_error as long as the
+// iterator of the first lives and is not at the end.
 //
 // Errors: if the dataset throws for a batch, or collating it fails, the loop
 // throws DataLoaderError when that batch is due, with any number of workers.
@@ -329,7 +329,13 @@ struct DataLoader<Dataset, Collate>::Pass {
     if (plan->batches() == 0) loader.delivered_all();
     loader.looping_ = true;
   }
-  ~Pass() {
+  ~Pass() { leave(); }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  // At the end of the loop, so that `it = loader.begin()` begins the next one.
+  void leave() {
+    if (!std::exchange(is_running, false)) return;
     loader.looping_ = false;
     if (!loader.prefetch_) return;
     if (is_stuck) {
@@ -338,13 +344,12 @@ struct DataLoader<Dataset, Collate>::Pass {
       loader.prefetch_->end();
     }
   }
-  Pass(const Pass&) = delete;
-  Pass& operator=(const Pass&) = delete;
 
   void advance() {
     current.reset();  // before making the next: one batch less in memory
     if (delivered == plan->batches()) {
       done = true;
+      leave();
       return;
     }
     const internal::Span span("data", "wait");
@@ -367,6 +372,7 @@ struct DataLoader<Dataset, Collate>::Pass {
   DataLoader& loader;
   std::shared_ptr<const internal::PassPlan> plan;
   int64_t delivered = 0;
+  bool is_running = true;
   bool done = false;
   bool is_stuck = false;
   std::optional<Item> current;

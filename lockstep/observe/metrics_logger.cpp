@@ -484,7 +484,13 @@ void MetricsLogger::resume(int64_t step) {
 
 StateTree MetricsLogger::state_dict() const {
   StateTree::Dict dict;
-  if (impl_) dict.set(kStep, impl_->last_step());
+  if (!impl_) return dict;
+  try {
+    impl_->flush();
+  } catch (const std::system_error& error) {
+    TORCH_WARN("lockstep: MetricsLogger: ", error.what());
+  }
+  dict.set(kStep, impl_->last_step());
   return dict;
 }
 

@@ -86,7 +86,10 @@ class MetricsLogger {
   void resume(int64_t step);
 
   // For TrainingState::items: a snapshot that is loaded takes back the rows of
-  // later steps than the last one that was logged when it was saved.
+  // later steps than the last one that was logged when it was saved. Rows that
+  // wait are written first: they would be missing if the process were killed,
+  // since their steps are not trained again. (If the disk is full, state_dict()
+  // warns.)
   StateTree state_dict() const;
   void load_state_dict(const StateTree& state);
 

@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <typeinfo>
 
+#include "lockstep/comm/tensor_layout.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -42,6 +44,37 @@ void copy_modes(torch::nn::Module& copy, const torch::nn::Module& original) {
   }
 }
 
+// A copy of a shard would be a tensor of this rank's elements that no unit
+// gathers.
+void require_no_shards(const torch::nn::Module& module,
+                       const std::string& purpose) {
+  for (const auto& parameter : module.named_parameters()) {
+    const auto* layout = layout_of(parameter.value());
+    if (layout == nullptr || !layout->range) continue;
+    throw std::invalid_argument(
+        purpose + " " + module.name() + ": FullyShard has divided its '" +
+        parameter.key() +
+        "', and a copy has no unit that gathers it; make a second FullyShard "
+        "of a new module (AveragedModel takes its module() as the copy)");
+  }
+}
+
+// What set_placement() has said of a parameter holds for its copy.
+void copy_layouts(const torch::nn::Module& copy,
+                  const torch::nn::Module& original) {
+  const auto set = [](const std::vector<at::Tensor>& to,
+                      const std::vector<at::Tensor>& from) {
+    for (size_t i = 0; i < std::min(to.size(), from.size()); ++i) {
+      const auto* layout = layout_of(from[i]);
+      if (layout != nullptr && layout_of(to[i]) == nullptr) {
+        set_layout(to[i], *layout);
+      }
+    }
+  };
+  set(copy.parameters(), original.parameters());
+  set(copy.buffers(), original.buffers());
+}
+
 }  // namespace
 
 void throw_not_cloneable(const torch::nn::Module& module,
@@ -56,6 +89,7 @@ void throw_not_cloneable(const torch::nn::Module& module,
 std::shared_ptr<torch::nn::Module> clone_module(
     const torch::nn::Module& module, std::optional<at::Device> device,
     const std::string& purpose) {
+  require_no_shards(module, purpose);
   KeepGenerator keep;
   std::shared_ptr<torch::nn::Module> copy;
   try {
@@ -71,6 +105,7 @@ std::shared_ptr<torch::nn::Module> clone_module(
                         purpose);
   }
   copy_modes(*copy, module);
+  copy_layouts(*copy, module);
   return copy;
 }
 

@@ -11,11 +11,11 @@ namespace lockstep::internal {
 // Returns module.clone(device) in the modes (training or not) of the original,
 // and leaves the default generator's state unchanged: clone() initialises
 // parameters before it copies them, with the generator from which training
-// draws, too.
+// draws, too. Placements of parameters (comm/placement.h) are copied.
 //
 // Throws std::invalid_argument if the module has no clone() that returns
-// another module of its type; the message begins with `purpose` ("DataParallel
-// cannot replicate").
+// another module of its type, or is divided by FullyShard; the message begins
+// with `purpose` ("DataParallel cannot replicate").
 std::shared_ptr<torch::nn::Module> clone_module(
     const torch::nn::Module& module, std::optional<at::Device> device,
     const std::string& purpose);

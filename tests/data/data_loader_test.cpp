@@ -555,6 +555,25 @@ TEST(DataLoader, OneLoopAtATime) {
   EXPECT_EQ(all_of(loader).size(), 4u);
 }
 
+// Two loaders of different lengths in one loop. Regression: a loop that was at
+// its end counted as running until its iterator was destroyed.
+TEST(DataLoader, AnIteratorAtTheEndCanBeginAgain) {
+  for (const int workers : {0, 2}) {
+    Numbers dataset{4};
+    DistributedSampler sampler(4);
+    DataLoader loader(dataset, sampler, {.num_workers = workers});
+    auto batch = loader.begin();
+    for (int64_t step = 0; step < 10; ++step) {
+      if (batch == loader.end()) {
+        sampler.set_epoch(step / 4);
+        batch = loader.begin();
+      }
+      EXPECT_EQ(sampler.position(), step % 4 + 1);
+      ++batch;
+    }
+  }
+}
+
 TEST(DataLoader, RefusesBadOptions) {
   Numbers dataset{4};
   DistributedSampler sampler(4);

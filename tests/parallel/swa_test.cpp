@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/placement.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "lockstep/parallel/swa/averaged_model.h"
@@ -82,6 +84,20 @@ WORLD_TEST(AveragedModel, SharedParametersAreCompleteAfterSynchronize, 2, 3) {
                   sharded.synchronize();
                 }).equal(expected));
   }
+}
+
+// Regression: a clone forgot what set_placement() had said of the original, so
+// that a snapshot had the average of one rank's part.
+WORLD_TEST(AveragedModel, PlacementsHoldForTheAverage, 1, 2) {
+  auto group = init_process_group();
+  Linear part(3, 2);
+  set_placement(part->weight, lockstep::Shard{.dim = 0});
+  AveragedModel<Linear> average(part);
+  average.update_parameters(part);
+  const auto whole = full_state_dict(*average.module());
+  if (world.rank > 0) return;
+  EXPECT_EQ(whole[0].first, "weight");
+  EXPECT_EQ(whole[0].second.size(0), 2 * world.size);
 }
 
 struct Tied : torch::nn::Module {

@@ -321,8 +321,8 @@ WORLD_TEST(TrainingItems, RanksMayHaveDifferentParameters, 2) {
 WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
   const auto group = init_process_group();
   torch::manual_seed(1);  // replicas are equal
-  const auto net = small_net(1);
-  const auto other = small_net(1);
+  auto net = small_net(1);
+  auto other = small_net(1);
   optim::SGD of_other(other->parameters(), {.lr = 0.1});
   Curriculum curriculum;
   const std::string path = (world.folder / "mistakes").string();
@@ -336,6 +336,37 @@ WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
   TrainingState state{.model = net.ptr(), .items = {{"o", of_other}}};
   EXPECT_THAT(message_of([&] { save_snapshot(path + "/", state); }),
               HasSubstr("the optimizer \"o\" of TrainingState.items"));
+  // An optimizer of two modules, and what the error recommends.
+  auto both = net->parameters();
+  for (auto& each : other->parameters()) both.push_back(each);
+  optim::SGD of_both(both, {.lr = 0.1, .momentum = 0.9});
+  net->eval();
+  other->eval();
+  const auto x = torch::ones({2, 6});
+  const auto step = [&] {
+    of_both.zero_grad();
+    (net->forward(x) + other->forward(x)).square().sum().backward();
+    of_both.step();
+    return both[0].detach().clone();
+  };
+  step();
+  state.items.clear();
+  state.items.emplace("other", other);
+  state.items.emplace("o", of_both);
+  EXPECT_THAT(
+      message_of([&] { save_snapshot(path + "/", state); }),
+      HasSubstr("register the modules that the optimizer steps in one "));
+  const auto parent = std::make_shared<torch::nn::Module>();
+  parent->register_module("net", net.ptr());
+  parent->register_module("other", other.ptr());
+  for (const char* ending : {"_both/", "_both.pt"}) {
+    TrainingState of_parent{.model = parent, .items = {{"o", of_both}}};
+    save_snapshot(path + ending, of_parent);
+    const auto expected = step();
+    load_snapshot(path + ending, of_parent);
+    EXPECT_TRUE(step().equal(expected));
+    load_snapshot(path + ending, of_parent);
+  }
   // Ranks that have other items.
   if (world.size > 1) {
     for (const bool has_other : {false, true}) {

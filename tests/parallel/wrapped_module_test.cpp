@@ -281,8 +281,9 @@ WORLD_TEST(WrappedModule, ATrainingPastTheWrapperIsSaidOnce, 1, 2) {
       Training training(adam);
       const KeptWarnings kept;
       if (after_a_forward) {
-        training.wrapper();
+        auto loss = training.model->forward(training.x).sum();
         training.plain();
+        loss.backward();
         training.step();
       }
       EXPECT_TRUE(kept.texts().empty());
@@ -309,7 +310,6 @@ WORLD_TEST(WrappedModule, APlainBackwardBesideAForwardIsNotSaid, 2) {
     auto loss = training.model->forward(training.x).sum();
     training.plain();
     loss.backward();
-    training.plain();
     training.step();
     {
       const auto guard = training.model->no_sync();
@@ -322,6 +322,21 @@ WORLD_TEST(WrappedModule, APlainBackwardBesideAForwardIsNotSaid, 2) {
   const torch::NoGradGuard no_grad;
   training.model.module()->forward(training.x);
   EXPECT_THAT(kept.texts(), ElementsAre());
+}
+
+// As a loss of another method of the module with a backward of its own.
+// Regression: nothing was said, and each rank stepped by a gradient of its own.
+WORLD_TEST(WrappedModule, APlainBackwardAfterTheAverageIsSaid, 2) {
+  auto group = init_process_group();
+  Training training(/*adam=*/true);
+  const KeptWarnings kept;
+  for (int step = 0; step < 2; ++step) {
+    training.wrapper();
+    training.plain();
+    training.step();
+  }
+  EXPECT_THAT(kept.texts(),
+              ElementsAre(HasSubstr("since the last average or step")));
 }
 
 }  // namespace

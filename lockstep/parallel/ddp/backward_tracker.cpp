@@ -55,16 +55,37 @@ class BackwardTracker::AccumulatedHook final
   const size_t index_;
 };
 
+// A counted forward that no backward has reached yet. The hooks of its results
+// share it, so it is destroyed with the last of them.
+class BackwardTracker::Awaited {
+ public:
+  Awaited(std::weak_ptr<BackwardTracker> tracker, uint64_t round)
+      : tracker_(std::move(tracker)), round_(round) {}
+  Awaited(const Awaited&) = delete;
+  Awaited& operator=(const Awaited&) = delete;
+  ~Awaited() { end(/*left_out=*/true); }
+  void end(bool left_out) noexcept {
+    const auto tracker = std::exchange(tracker_, {}).lock();
+    if (tracker) tracker->on_awaited_end(round_, left_out);
+  }
+
+ private:
+  std::weak_ptr<BackwardTracker> tracker_;
+  const uint64_t round_;
+};
+
 // Runs before autograd processes the node that made a result of a forward.
 class BackwardTracker::ResultHook final
     : public torch::autograd::FunctionPreHook {
  public:
-  // `forward`: the number of the forward if it synchronises, else 0. `owner`:
-  // the wrapper, if the forward trains parameters.
+  // `forward`: the number of the forward if it synchronises, else 0. `awaited`:
+  // null, if the forward does not count. `owner`: the wrapper, if the forward
+  // trains parameters.
   ResultHook(std::weak_ptr<BackwardTracker> tracker, uint64_t forward,
-             std::weak_ptr<const void> owner)
+             std::shared_ptr<Awaited> awaited, std::weak_ptr<const void> owner)
       : tracker_(std::move(tracker)),
         forward_(forward),
+        awaited_(std::move(awaited)),
         owner_(std::move(owner)),
         exceptions_(std::uncaught_exceptions()) {}
   ~ResultHook() override {
@@ -74,6 +95,7 @@ class BackwardTracker::ResultHook final
     }
   }
   variable_list operator()(const variable_list& grads) override {
+    if (awaited_) awaited_->end(/*left_out=*/false);
     if (const auto tracker = tracker_.lock()) {
       tracker->on_result(forward_ != 0);
     } else if (forward_ != 0 && !owner_.expired()) {
@@ -97,6 +119,7 @@ class BackwardTracker::ResultHook final
 
   const std::weak_ptr<BackwardTracker> tracker_;
   const uint64_t forward_;
+  const std::shared_ptr<Awaited> awaited_;
   const std::weak_ptr<const void> owner_;
   const int exceptions_;
 };
@@ -209,7 +232,10 @@ void BackwardTracker::begin_forward(bool synchronizes, bool counts) {
   watch();
   synchronizes_ = synchronizes;
   if (synchronizes) ++forwards_;
-  if (synchronizes && counts) ++counted_;
+  if (synchronizes && counts) {
+    ++waiting_;
+    awaited_ = std::make_shared<Awaited>(weak_from_this(), round_);
+  }
   forward_ = Position{this_thread(), at::sequence_number::peek()};
 }
 
@@ -221,7 +247,7 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (!node) return;
   if (is_older(*node)) return;  // passed through
   node->add_pre_hook(std::make_unique<ResultHook>(
-      weak_from_this(), synchronizes_ ? forwards_ : 0,
+      weak_from_this(), synchronizes_ ? forwards_ : 0, awaited_,
       parameters_ > 0 ? owner_ : std::weak_ptr<const void>()));
 }
 
@@ -276,6 +302,7 @@ void BackwardTracker::end_forward(bool threw) {
   remember(*forward_, {at::sequence_number::peek(), synchronizes_});
   forward_.reset();
   if (threw && synchronizes_) on_result_lost(forwards_);
+  awaited_.reset();
 }
 
 void BackwardTracker::remember(Position begin, Range range) {
@@ -376,10 +403,10 @@ bool BackwardTracker::takes_gradients_here() const {
   });
 }
 
-int64_t BackwardTracker::take_forwards() {
+int64_t BackwardTracker::take_left_out() {
   averaged_ = forwards_;
   spent_ = false;
-  return std::exchange(counted_, 0);
+  return std::exchange(left_out_, 0);
 }
 
 BackwardTracker::Task* BackwardTracker::find_task(int id) {
@@ -420,12 +447,13 @@ std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
 
 void BackwardTracker::begin_averaging(int id) {
   averaging_ = id;
-  const auto forwards = take_forwards();
+  const auto left_out = take_left_out();
   try {
     refuse_second_average();
-    listener_->backward_begins(forwards);
+    listener_->backward_begins(left_out);
   } catch (...) {
     averaging_ = kNoTask;
+    end_round(/*averaged=*/false);
     find_task(id)->kind = Kind::failed;
     throw;
   }
@@ -489,7 +517,23 @@ void BackwardTracker::on_result(bool synchronizes) {
 void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
   const std::lock_guard lock(mutex_);
   if (forward <= averaged_ || listener_ == nullptr) return;
-  listener_->forward_lost(take_forwards());
+  listener_->forward_lost(take_left_out());
+  end_round(/*averaged=*/false);
+}
+
+void BackwardTracker::on_awaited_end(uint64_t round, bool left_out) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (round != round_) return;
+  --waiting_;
+  if (left_out) ++left_out_;
+}
+
+// What still waits after an average was left out of it. A pass that was given
+// up belongs to an iteration that no rank has.
+void BackwardTracker::end_round(bool averaged) noexcept {
+  const auto waiting = std::exchange(waiting_, 0);
+  if (averaged) left_out_ += waiting;
+  ++round_;
 }
 
 // Whether no hook of the user comes after `hook`, which has just run.
@@ -571,6 +615,7 @@ void BackwardTracker::on_task_end(int id) {
   } leave{*this};
   if (averaging_ != id) return;
   averaging_ = kNoTask;
+  end_round(/*averaged=*/true);
   listener_->backward_ends();
 }
 
@@ -583,6 +628,7 @@ void BackwardTracker::on_task_death(int id) noexcept {
   if (!kind || listener_ == nullptr) return;
   if (averaging_ == id) {
     averaging_ = kNoTask;
+    end_round(/*averaged=*/false);
     listener_->backward_given_up();
   }
   if (*kind != Kind::foreign && --entered_ == 0) listener_->graph_left();

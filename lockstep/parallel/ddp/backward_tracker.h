@@ -24,9 +24,10 @@ class BackwardListener {
 
   // A backward pass that averages begins. Called before any gradient of the
   // pass, except for a gradient that reaches its parameter without passing
-  // through a result of forward. `forwards`: how many counted forwards have
-  // synchronised since the last averaging backward or forward_lost() began.
-  virtual void backward_begins(int64_t forwards) = 0;
+  // through a result of forward. `left_out`: of how many counted forwards
+  // before it no backward was made, as far as is known: their results are
+  // destroyed, or were left out of the averaging backward before.
+  virtual void backward_begins(int64_t left_out) = 0;
   // Autograd has added to the .grad of the parameter with this index, in the
   // averaging backward or in one nested in it. May be called several times for
   // a parameter. `added`: what was added, if no hook of the user is still to
@@ -56,8 +57,8 @@ class BackwardListener {
 
   // An exception has destroyed the results of a synchronising forward before
   // any backward averaged, so this rank will not contribute to an iteration.
-  // `forwards`: as in backward_begins().
-  virtual void forward_lost(int64_t forwards) noexcept = 0;
+  // `left_out`: as in backward_begins().
+  virtual void forward_lost(int64_t left_out) noexcept = 0;
 };
 
 // Tells which of the backward passes that reach a wrapper's parameters are the
@@ -134,8 +135,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   void require_idle();
   // Called around a forward in grad mode, in its thread. `synchronizes`:
   // whether backward passes through it average. result() is called for each
-  // tensor that forward returns, before end_forward(). `counts`: whether it is
-  // one of BackwardListener's `forwards`, if it synchronises. `threw`: an
+  // tensor that forward returns, before end_forward(). `counts`: whether it can
+  // be one of BackwardListener's `left_out`, if it synchronises. `threw`: an
   // exception ends the forward.
   void begin_forward(bool synchronizes, bool counts);
   void result(const at::Tensor& tensor);
@@ -146,8 +147,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // Returns whether a result is a view that the forward has made.
   bool is_own_view(const at::Tensor& tensor) const;
   void end_forward(bool threw);
-  // Returns BackwardListener's `forwards`, and begins to count anew.
-  int64_t take_forwards();
+  // Returns BackwardListener's `left_out`, and begins to count anew.
+  int64_t take_left_out();
 
   // During an averaging backward, returns for each parameter whether the
   // current graph leads to it.
@@ -187,6 +188,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
     std::function<void()> also = {};  // called instead of the listener
   };
   class AccumulatedHook;
+  class Awaited;
   class ResultHook;
   class EndMark;
   using Position = std::pair<uint64_t, uint64_t>;  // thread, sequence number
@@ -205,6 +207,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   bool is_last(size_t index, const AccumulatedHook& hook) const;
   void on_result(bool synchronizes);
   void on_result_lost(uint64_t forward) noexcept;
+  void on_awaited_end(uint64_t round, bool left_out) noexcept;
+  void end_round(bool averaged) noexcept;
   void on_task_end(int id);
   void on_task_death(int id) noexcept;
 
@@ -234,13 +238,19 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // The forward that is running.
   std::optional<Position> forward_;
   bool synchronizes_ = false;
+  std::shared_ptr<Awaited> awaited_;
   uint64_t forwards_ = 0;  // how many have synchronised
   // How many of these came before the last averaging backward or the last lost
   // result.
   uint64_t averaged_ = 0;
-  int64_t counted_ = 0;  // of the others, those that count
   // Whether grad() has used up the graph of one of the others.
   bool spent_ = false;
+  // The number of averaging passes that have ended, in whatever way. Of the
+  // counted forwards since then: how many wait for a backward, and how many
+  // cannot have one, with those that the last pass left out.
+  uint64_t round_ = 0;
+  int64_t waiting_ = 0;
+  int64_t left_out_ = 0;
   // The start of the nodes that a task makes with create_graph.
   struct Derivatives {
     int task;

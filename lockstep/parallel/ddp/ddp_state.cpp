@@ -531,7 +531,7 @@ void DdpState::before_forward() {
 }
 
 DdpState::Noted DdpState::noted_now() const {
-  Noted now;
+  Noted now{.averages = reducer_->steps()};
   const auto& parameters = reducer_->parameters();
   for (const auto& parameter : parameters) {
     now.versions += parameter.tensor._version();
@@ -563,8 +563,8 @@ void DdpState::warn_of_foreign_gradient(const Reducer& reducer,
   TORCH_WARN("lockstep: DistributedDataParallel of ", module_.name(),
              ": a backward puts a gradient into parameter '",
              reducer.parameters()[parameter].name,
-             "', but no forward of the wrapper was made since the last step, "
-             "so this gradient is not averaged over the ranks. Call "
+             "', but no forward of the wrapper was made since the last average "
+             "or step, so this gradient is not averaged over the ranks. Call "
              "model->forward(x) or model(x); model.module()->forward(x) is "
              "the plain module");
 }

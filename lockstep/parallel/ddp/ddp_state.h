@@ -191,11 +191,13 @@ class DdpState final : public Joinable {
   int64_t sample_rate_ = 100;
   bool beside_python_ = false;  // some ranks are not Lockstep's
   bool shadowed_ = false;       // since the join began
-  // The trained parameters as they were in the last forward: whether they have
-  // been written tells whether an optimizer has stepped. Of the last one the
-  // first bytes are compared, too, since torch::optim::SGD writes through
-  // data(), which version counters do not see.
+  // How many averages there were in the last forward, and the trained
+  // parameters as they were: whether they have been written tells whether an
+  // optimizer has stepped. Of the last one the first bytes are compared, too,
+  // since torch::optim::SGD writes through data(), which version counters do
+  // not see.
   struct Noted {
+    int64_t averages = 0;
     uint64_t versions = 0;  // their sum
     std::array<char, 64> bytes{};
     bool operator==(const Noted&) const = default;

@@ -35,17 +35,18 @@ namespace lockstep {
 // was made in grad mode and outside no_sync(). Other passes, such as those of
 // the plain module, do not, and grad() never does (backward_tracker.h). If such
 // a pass puts gradients into the parameters, and no forward of the wrapper was
-// made since they were last written (by a step), this is said once
-// (TORCH_WARN).
+// made since the last average or since they were last written (by a step), this
+// is said once (TORCH_WARN).
 //
 // The constructor is collective. If buffers are broadcast, so are the first
 // forward and each forward, also without grad, that follows a forward made in
 // grad mode outside no_sync(). For any module, so is the first forward after
-// the first averaging backward. Each rank must call forward and backward as
-// often as the others (or use join()). Blocking: backward() returns when every
-// gradient is final, or throws: c10::DistBackendError if something failed
-// between the ranks, or std::runtime_error that names this rank and the
-// parameters that got no gradient. No thread is started.
+// the first averaging backward. Each rank must call backward as often as the
+// others (or use join()), and forward, too, if buffers are broadcast; otherwise
+// a backward may go through other numbers of forwards. Blocking: backward()
+// returns when every gradient is final, or throws: c10::DistBackendError if
+// something failed between the ranks, or std::runtime_error that names this
+// rank and the parameters that got no gradient. No thread is started.
 //
 // The constructor throws std::invalid_argument, on every rank, if the ranks'
 // models differ; it names rank and parameter.

@@ -25,11 +25,11 @@ at::Tensor no_rows(const at::Tensor& parameter) {
 }
 
 // The ranks compare one number for each reduction: which one it is, and how
-// many forwards were made for it.
+// many forwards before it had no backward.
 constexpr int64_t kMostForwards = 1 << 16;
 
-int64_t iteration_code(int64_t number, int64_t forwards) {
-  return number * kMostForwards + std::min(forwards, kMostForwards - 1);
+int64_t iteration_code(int64_t number, int64_t left_out) {
+  return number * kMostForwards + std::min(left_out, kMostForwards - 1);
 }
 
 IterationWords iteration_words() {
@@ -43,14 +43,14 @@ IterationWords iteration_words() {
           [](int64_t code) {
             const auto forwards = code % kMostForwards;
             return c10::str("number ", code / kMostForwards, " after ",
-                            forwards, forwards == 1 ? " forward" : " forwards");
+                            forwards, forwards == 1 ? " forward" : " forwards",
+                            " without a backward");
           },
       .remedy =
-          "every rank must call forward and backward equally often. A rank "
-          "that made more forwards has left out a backward (a step that it "
-          "skipped, say): let all ranks skip it, or call backward() on a loss "
-          "of zero; make forwards without a backward under torch::NoGradGuard "
-          "or in eval mode"};
+          "every rank must average equally often. A rank that made more "
+          "forwards without a backward has skipped a step, say: let all ranks "
+          "skip it, all_reduce() whether one must; make forwards that need no "
+          "backward under torch::NoGradGuard or in eval mode"};
 }
 
 [[noreturn]] void refuse_beside_sharing(const std::string& what) {
@@ -296,13 +296,13 @@ void Reducer::drop_gradients() {
   if (delayed_) delayed_->give_up();
 }
 
-void Reducer::begin(int64_t forwards) {
-  const auto iteration = iteration_code(++begun_, forwards);
+void Reducer::begin(int64_t left_out) {
+  const auto iteration = iteration_code(++begun_, left_out);
   reduction_->begin(iteration, divisor_);
   if (delayed_) delayed_->begin(iteration, divisor_);
 }
 
-void Reducer::begin_reduction(int64_t forwards) {
+void Reducer::begin_reduction(int64_t left_out) {
   times_.backward_begins();
   if (Span::observed()) {
     backward_span_.emplace(Span::detached(
@@ -315,17 +315,17 @@ void Reducer::begin_reduction(int64_t forwards) {
   for (const auto& bucket : gradients_.buckets()) {
     pending_.push_back(bucket.slots.size());
   }
-  begin(forwards);
+  begin(left_out);
   gradients_.forget_moves();
   factor_ = reduction_->contribution_factor();
 }
 
-void Reducer::backward_begins(int64_t forwards) {
+void Reducer::backward_begins(int64_t left_out) {
   const UserFunction function("backward()");
   readiness_.begin();
   used_before_ = used_;
   try {
-    begin_reduction(forwards);
+    begin_reduction(left_out);
     gradients_.part();
     refuse_left_shards(std::nullopt);
     for (size_t i = 0; i < parameters().size(); ++i) {
@@ -502,9 +502,9 @@ void Reducer::backward_given_up() { give_up(); }
 // Peers that continue would average this iteration without this rank. So they
 // are told that this rank gives up, and the next forward waits until they have
 // given up, too.
-void Reducer::forward_lost(int64_t forwards) noexcept {
+void Reducer::forward_lost(int64_t left_out) noexcept {
   try {
-    begin(forwards);
+    begin(left_out);
     reduction_->abandon();
     if (delayed_) delayed_->give_up();
   } catch (const std::exception&) {
@@ -659,7 +659,7 @@ void Reducer::shadow_backward() {
   } shadowing{shadows_};
   shadows_ = true;
   try {
-    begin_reduction(tracker_->take_forwards());
+    begin_reduction(tracker_->take_left_out());
     gradients_.release();
     // Zeros are contributed instead of what no_sync() has accumulated.
     std::ranges::fill(used_, 0);

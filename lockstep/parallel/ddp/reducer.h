@@ -158,7 +158,7 @@ class Reducer final : private BackwardListener {
   void continue_from(Reducer& before);
 
  private:
-  void backward_begins(int64_t forwards) override;
+  void backward_begins(int64_t left_out) override;
   void gradient_accumulated(size_t parameter, const at::Tensor& added) override;
   void backward_ends() override;
   void backward_given_up() override;
@@ -167,7 +167,7 @@ class Reducer final : private BackwardListener {
   void graph_left() override;
   void refuse_sharing(size_t parameter) const override;
   void parameter_shared(size_t parameter) override;
-  void forward_lost(int64_t forwards) noexcept override;
+  void forward_lost(int64_t left_out) noexcept override;
 
   void set_buckets(const std::vector<std::vector<size_t>>& members);
   void connect();
@@ -176,8 +176,8 @@ class Reducer final : private BackwardListener {
   bool may_rebuild() const;
   bool skips(size_t bucket) const;
 
-  void begin(int64_t forwards);
-  void begin_reduction(int64_t forwards);
+  void begin(int64_t left_out);
+  void begin_reduction(int64_t left_out);
   void set_unused(size_t parameter);
   // `added`: as in GradientBuckets::take().
   void mark_ready(size_t parameter, const at::Tensor& added = {});
@@ -250,7 +250,7 @@ class Reducer final : private BackwardListener {
   DdpTimes times_;
   int64_t steps_ = 0;
   // How many reductions the wrapper has begun, including those that were given
-  // up. The ranks compare this number, and how many forwards came before.
+  // up. The ranks compare this number, and how many forwards were left out.
   int64_t begun_ = 0;
 };
 

@@ -8,11 +8,13 @@
 #include <unordered_set>
 #include <vector>
 
+#include "lockstep/comm/tensor_layout.h"
+
 namespace lockstep {
 namespace internal {
 namespace {
 
-// Throws unless both lists have tensors of the same sizes.
+// Throws unless both lists have tensors of the same sizes, divided alike.
 void require_same_sizes(const std::vector<at::Tensor>& averaged,
                         const std::vector<at::Tensor>& current,
                         const char* what) {
@@ -22,7 +24,17 @@ void require_same_sizes(const std::vector<at::Tensor>& averaged,
         what + ", its average " + std::to_string(averaged.size()) +
         "; give the model that was averaged from the beginning");
   }
+  const auto is_shard = [](const at::Tensor& tensor) {
+    const auto* layout = layout_of(tensor);
+    return layout != nullptr && layout->range.has_value();
+  };
   for (size_t i = 0; i < averaged.size(); ++i) {
+    if (is_shard(averaged[i]) != is_shard(current[i])) {
+      throw std::invalid_argument(
+          "AveragedModel: FullyShard has divided only one of the model and its "
+          "average; for a divided model give the module() of a second "
+          "FullyShard as the copy");
+    }
     if (averaged[i].sizes() == current[i].sizes()) continue;
     std::ostringstream text;
     text << "AveragedModel: number " << i << " of the model's " << what

@@ -56,7 +56,8 @@ class WeightAverage : public torch::nn::Module {
   // shared_ptr, or its DistributedDataParallel.
   //
   // Throws std::invalid_argument if the number or shape of parameters or
-  // buffers is another one than at construction; nothing has changed then.
+  // buffers is another one than at construction, or only one of the two is
+  // divided by FullyShard; nothing has changed then.
   template <typename Model>
   void update_parameters(const Model& model) {
     update(module_of(model));
@@ -110,6 +111,16 @@ class WeightAverage : public torch::nn::Module {
 // their part yet, and a rank must not read parameters that another one writes.
 // (With private parameters step() has gathered them.)
 //
+// FullyShard. The average of a divided model is divided, too: the copy is the
+// module() of a second FullyShard, through which the average is called. Each
+// rank averages its shards.
+//
+//   FullyShard<Net> model(make), average_unit(make);
+//   AveragedModel<Net> average(model.module(), average_unit.module(), ...);
+//   average.update_parameters(model);   // after optimizer.step()
+//   NoGradGuard no_grad;
+//   auto output = average_unit(input);  // not average(input)
+//
 // An update costs a pass over all parameters, and the average as much memory as
 // the model. Threads: one at a time.
 //
@@ -122,7 +133,8 @@ class AveragedModel : public internal::WeightAverage {
       std::declval<typename Pointer::Given&>()))::element_type;
 
  public:
-  // Throws std::invalid_argument if the module cannot be cloned.
+  // Throws std::invalid_argument if the module cannot be cloned, or is divided
+  // by FullyShard.
   explicit AveragedModel(const typename Pointer::Given& model,
                          const AveragedModelOptions& options = {})
       : AveragedModel(*Pointer::get(model),

@@ -15,6 +15,7 @@
 
 #include "lockstep/comm/barriers.h"
 #include "lockstep/optim/adamw.h"
+#include "lockstep/parallel/swa/averaged_model.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"
@@ -57,6 +58,54 @@ WORLD_TEST(FsdpShards, GroupsByDimensionsAreThoseOfOneProcess, 1, 2, 3) {
       optimizer.step();
     }
     nets.expect_equal(1e-12);
+  });
+}
+
+// Regression: a clone of a divided module had tensors of this rank's elements,
+// and called with them it gave results of other shapes, without an error.
+WORLD_TEST(FsdpShards, AnAverageIsASecondFullyShard, 1, 2, 3) {
+  on_fsdp_paths(world, [&](const FullyShardOptions& options) {
+    const auto make = [] {
+      torch::manual_seed(1);
+      torch::nn::Sequential net(Linear(5, 7), torch::nn::Tanh(), Linear(7, 3));
+      net->to(at::kDouble);
+      return net;
+    };
+    auto plain = make();
+    FullyShard<torch::nn::Sequential> model(make, options);
+    FullyShard<torch::nn::Sequential> unit(make, options);
+    const AveragedModelOptions ema{.avg_fn = get_ema_avg_fn(0.5)};
+    AveragedModel<torch::nn::Sequential> average(model.module(), unit.module(),
+                                                 ema);
+    AveragedModel<torch::nn::Sequential> plain_average(plain, ema);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
+    const auto x = torch::ones({2, 5}, at::kDouble);
+    const torch::NoGradGuard no_grad;
+    for (int step = 0; step < 3; ++step) {
+      {
+        const torch::AutoGradMode grad(true);
+        optimizer.zero_grad();
+        model(x).square().mean().backward();
+        plain_optimizer.zero_grad();
+        plain->forward(x).square().mean().backward();
+      }
+      optimizer.step();
+      average.update_parameters(model);
+      plain_optimizer.step();
+      plain_average.update_parameters(plain);
+      EXPECT_TRUE(torch::allclose(unit(x), plain_average(x), 1e-12));
+    }
+    if (world.size == 1) return;
+    EXPECT_THAT(message_of([&] {
+                  AveragedModel<torch::nn::Sequential> copy(model.module());
+                }),
+                HasSubstr("FullyShard has divided its '0.weight'"));
+    EXPECT_THAT(message_of([&] {
+                  AveragedModel<torch::nn::Sequential> copy(model.module(),
+                                                            plain);
+                }),
+                HasSubstr("has divided only one of the model and its average"));
   });
 }
 
