@@ -55,6 +55,9 @@ class Adam : public torch::optim::Adam, public internal::MaximizeOption {
   explicit Adam(const ParamGroups& groups, const Options& options = {});
   explicit Adam(const std::vector<AdamGroup>& groups,
                 const Options& options = {});
+  template <class = void>
+  explicit Adam(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   // These overloads accept the options of programs that used
   // torch::optim::Adam.
   template <std::convertible_to<torch::optim::AdamOptions> O>

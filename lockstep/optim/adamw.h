@@ -91,6 +91,9 @@ class AdamW : public torch::optim::AdamW, public internal::MaximizeOption {
   explicit AdamW(const ParamGroups& groups, const Options& options = {});
   explicit AdamW(const std::vector<AdamWGroup>& groups,
                  const Options& options = {});
+  template <class = void>
+  explicit AdamW(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   // These overloads accept the options of programs that used
   // torch::optim::AdamW.
   template <std::convertible_to<torch::optim::AdamWOptions> O>

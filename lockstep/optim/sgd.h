@@ -55,6 +55,9 @@ class SGD : public torch::optim::SGD, public internal::MaximizeOption {
   explicit SGD(const ParamGroups& groups, const Options& options = {});
   explicit SGD(const std::vector<SGDGroup>& groups,
                const Options& options = {});
+  template <class = void>
+  explicit SGD(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   // These overloads accept the options of programs that used torch::optim::SGD.
   template <std::convertible_to<torch::optim::SGDOptions> O>
   SGD(std::vector<at::Tensor> parameters, const O& options)

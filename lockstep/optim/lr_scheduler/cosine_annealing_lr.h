@@ -13,9 +13,9 @@ struct CosineAnnealingLROptions {
 
   // ---- Behaviour ----
 
-  // The epoch in which the rates reach eta_min (Python's T_max); 1 or more.
+  // The epoch in which the rates reach eta_min; 1 or more.
   // After it the rates rise again. Required.
-  int64_t t_max{0};
+  int64_t T_max{0};
 
   // Default: 0.
   double eta_min{0};

@@ -33,7 +33,7 @@ struct SequentialLROptions {
 //       optimizer,
 //       {.schedulers = {optim::LinearLROptions{.start_factor = 0.1,
 //                                              .total_iters = 5},
-//                       optim::CosineAnnealingLROptions{.t_max = 95}},
+//                       optim::CosineAnnealingLROptions{.T_max = 95}},
 //        .milestones = {5}});
 //
 // A scheduler begins at its epoch 0, from the initial rates if it has a closed
