@@ -30,6 +30,9 @@ class CosineAnnealingLR final : public internal::FormulaScheduler {
                     const CosineAnnealingLROptions& options)
       : CosineAnnealingLR(
             std::make_shared<internal::SchedulerGroups>(optimizer), options) {}
+  template <class = void>
+  explicit CosineAnnealingLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   CosineAnnealingLR(internal::SchedulerGroupsPtr groups,
                     const CosineAnnealingLROptions& options);
 

@@ -35,6 +35,9 @@ class CosineAnnealingWarmRestarts final : public internal::FormulaScheduler {
                               const CosineAnnealingWarmRestartsOptions& options)
       : CosineAnnealingWarmRestarts(
             std::make_shared<internal::SchedulerGroups>(optimizer), options) {}
+  template <class = void>
+  explicit CosineAnnealingWarmRestarts(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   CosineAnnealingWarmRestarts(
       internal::SchedulerGroupsPtr groups,
       const CosineAnnealingWarmRestartsOptions& options);

@@ -48,6 +48,9 @@ class SequentialLR final : public LRScheduler {
                const SequentialLROptions& options)
       : SequentialLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                      options) {}
+  template <class = void>
+  explicit SequentialLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   SequentialLR(internal::SchedulerGroupsPtr groups,
                const SequentialLROptions& options);
 

@@ -26,6 +26,9 @@ class StepLR final : public internal::FormulaScheduler {
       : StepLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                options) {}
   // For a part of a SequentialLR or ChainedScheduler, as in all schedulers.
+  template <class = void>
+  explicit StepLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   StepLR(internal::SchedulerGroupsPtr groups, const StepLROptions& options);
 
  private:
