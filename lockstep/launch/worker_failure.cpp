@@ -143,12 +143,13 @@ std::string ranks_of(const AlikeFailures& failures) {
   return name_numbers("rank", ranks);
 }
 
-// Replaces "rank 3", if that is the rank itself, and "12 ms" by marks.
+// Replaces the rank itself, where a message names its author, and "12 ms" by
+// marks.
 std::string without_own(const std::string& text, int rank) {
   static const std::regex time("[0-9]+ ms");
-  const std::regex own("rank ?" + std::to_string(rank) + "(?![0-9])");
-  return std::regex_replace(std::regex_replace(text, time, "* ms"), own,
-                            "rank *");
+  const std::regex own("(^rank |on rank |rank)" + std::to_string(rank) +
+                       "(?![0-9])");
+  return std::regex_replace(std::regex_replace(text, time, "* ms"), own, "$1*");
 }
 
 }  // namespace
@@ -256,14 +257,18 @@ std::string describe(const std::vector<WorkerFailure>& failures,
   for (const auto& frame : shown_frames(first.stack, kShownFrames)) {
     block += "\n  in " + frame;
   }
-  const auto others = alike(std::span(failures).subspan(1));
-  for (size_t at = 0; at < std::min(kMostDescribed, others.size()); ++at) {
-    block += "\n  then " + summary(others[at]);
-  }
   AlikeFailures rest;
-  for (size_t at = kMostDescribed; at < others.size(); ++at) {
-    rest.all.insert(rest.all.end(), others[at].all.begin(),
-                    others[at].all.end());
+  size_t described = 0;
+  for (AlikeFailures& group : alike(failures)) {
+    const bool has_first = group.all.front() == &first;
+    if (has_first) group.all.erase(group.all.begin());
+    if (group.all.empty()) continue;
+    if (++described > kMostDescribed) {
+      rest.all.insert(rest.all.end(), group.all.begin(), group.all.end());
+      continue;
+    }
+    block += "\n  then " +
+             (has_first ? ranks_of(group) + " failed alike" : summary(group));
   }
   if (!rest.all.empty()) block += "\n  then " + ranks_of(rest) + " failed";
   return block;

@@ -178,7 +178,8 @@ TEST(WorkerFailure, EachTextIsToldOnceWithItsRanks) {
     const auto number = std::to_string(rank);
     failures.back().error.message =
         "all_reduce #7 on rank " + number + " failed after " + number +
-        "1 ms: rank 5 died; flight record: /tmp/rank" + number + ".json";
+        "1 ms: rank 1: 4; ranks 0, 2 and 3: 5; flight record: /tmp/rank" +
+        number + ".json";
   }
   failures.push_back(failed(4, 12));
   failures.push_back(failed(6, 12));
@@ -189,9 +190,15 @@ TEST(WorkerFailure, EachTextIsToldOnceWithItsRanks) {
               ::testing::EndsWith(
                   "\n  killed by SIGABRT (exit code 134)\n  second"
                   "\n  then ranks 0-3 and 7 failed: all_reduce #7 on rank "
-                  "0 failed after 01 ms: rank 5 died; flight record: "
-                  "/tmp/rank0.json"
+                  "0 failed after 01 ms: rank 1: 4; ranks 0, 2 and 3: 5; "
+                  "flight record: /tmp/rank0.json"
                   "\n  then ranks 4 and 6 failed: exit code 1"));
+  failures.erase(failures.begin());
+  EXPECT_THAT(
+      describe(failures, 0, 3),
+      ::testing::EndsWith("\n  exit code 1"
+                          "\n  then ranks 1-3 and 7 failed alike"
+                          "\n  then ranks 4 and 6 failed: exit code 1"));
 }
 
 TEST(WorkerFailure, EveryFailedRankIsListed) {
