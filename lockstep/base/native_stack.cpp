@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "lockstep/base/handler_text.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -61,31 +63,7 @@ bool is_of_library(std::string_view text) {
   return in != text.npos && begins(text.substr(in + 4), kModules);
 }
 
-// Builds a line in a signal handler.
-class LineBuilder {
- public:
-  void add(std::string_view text) {
-    const size_t count = std::min(text.size(), bytes_.size() - size_);
-    std::copy_n(text.begin(), count, bytes_.begin() + size_);
-    size_ += count;
-  }
-  void add_hexadecimal(uintptr_t number) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    std::array<char, 2 * sizeof number> digits;
-    auto at = digits.end();
-    do {
-      *--at = kDigits[number & 15];
-      number >>= 4;
-    } while (number != 0);
-    add("0x");
-    add({&*at, static_cast<size_t>(digits.end() - at)});
-  }
-  std::string_view view() const { return {bytes_.data(), size_}; }
-
- private:
-  std::array<char, PATH_MAX + 2048> bytes_;
-  size_t size_ = 0;
-};
+using LineBuilder = HandlerText<PATH_MAX + 2048>;
 
 // The loader knows the program itself by the word by which it was called.
 void add_module(LineBuilder& line, const Dl_info& info, const link_map& map) {
@@ -109,8 +87,8 @@ void build_line(LineBuilder& line, void* address, bool interrupted) {
   if (::dladdr1(reinterpret_cast<void*>(place), &info, &map, RTLD_DL_LINKMAP) ==
           0 ||
       info.dli_fname == nullptr || map == nullptr) {
-    line.add("[");
-    line.add_hexadecimal(value);
+    line.add("[0x");
+    line.add_number(value, 16);
     line.add("]");
     return;
   }
@@ -119,12 +97,12 @@ void build_line(LineBuilder& line, void* address, bool interrupted) {
   const bool named = info.dli_sname != nullptr;
   line.add("(");
   if (named) line.add(info.dli_sname);
-  line.add("+");
-  line.add_hexadecimal(
-      value -
-      (named ? reinterpret_cast<uintptr_t>(info.dli_saddr) : module.l_addr));
-  line.add(") [");
-  line.add_hexadecimal(place - module.l_addr);
+  line.add("+0x");
+  line.add_number(value - (named ? reinterpret_cast<uintptr_t>(info.dli_saddr)
+                                 : module.l_addr),
+                  16);
+  line.add(") [0x");
+  line.add_number(place - module.l_addr, 16);
   line.add("]");
 }
 

@@ -16,8 +16,6 @@
 namespace lockstep::internal {
 namespace {
 
-using Session = std::unique_ptr<Dwfl, decltype(&dwfl_end)>;
-
 std::string line_text(const char* file, int line) {
   if (file == nullptr || line <= 0) return {};
   return std::string(file) + ":" + std::to_string(line);
@@ -89,28 +87,20 @@ class ElfutilsReader final : public SourceReader {
   }
 
  private:
-  struct Opened {
-    Session session{nullptr, &dwfl_end};
-    Dwfl_Module* module = nullptr;
-  };
-
   Dwfl_Module* opened(const std::string& path) {
-    const auto [place, is_new] = opened_.try_emplace(path);
-    Opened& opened = place->second;
-    if (!is_new) return opened.module;
+    const auto [place, is_new] = opened_.try_emplace(path, nullptr);
     FileDescriptor file(
-        ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+        is_new ? ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC) : -1);
     struct stat facts {};
-    if (!file || ::fstat(file.get(), &facts) != 0 || !S_ISREG(facts.st_mode)) {
-      return nullptr;
+    if (session_ && file && ::fstat(file.get(), &facts) == 0 &&
+        S_ISREG(facts.st_mode)) {
+      dwfl_report_begin_add(session_.get());
+      place->second = dwfl_report_offline(session_.get(), path.c_str(),
+                                          path.c_str(), file.get());
+      if (place->second != nullptr) file.release();  // the session closes it
+      dwfl_report_end(session_.get(), nullptr, nullptr);
     }
-    opened.session.reset(dwfl_begin(&callbacks_));
-    dwfl_report_begin(opened.session.get());
-    opened.module = dwfl_report_offline(opened.session.get(), path.c_str(),
-                                        path.c_str(), file.get());
-    if (opened.module != nullptr) file.release();  // the session closes it
-    dwfl_report_end(opened.session.get(), nullptr, nullptr);
-    return opened.module;
+    return place->second;
   }
 
   // With these servers named, libdw would ask them for files that this host
@@ -122,7 +112,9 @@ class ElfutilsReader final : public SourceReader {
                             : dwfl_standard_find_debuginfo,
       .section_address = dwfl_offline_section_address,
       .debuginfo_path = nullptr};
-  std::map<std::string, Opened> opened_;
+  const std::unique_ptr<Dwfl, decltype(&dwfl_end)> session_{
+      dwfl_begin(&callbacks_), &dwfl_end};
+  std::map<std::string, Dwfl_Module*> opened_;
 };
 
 }  // namespace
