@@ -8,7 +8,7 @@ install(TARGETS ${layers} lockstep
 install(TARGETS lockstep_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 # The launcher looks for its modules in ../lib/lockstep, whatever the platform
 # calls its folder of libraries.
-install(TARGETS lockstep_c10d_store lockstep_own_store
+install(TARGETS lockstep_c10d_store lockstep_own_store lockstep_sources
         LIBRARY DESTINATION lib/lockstep)
 if(TARGET lockstep_mpi)
   install(TARGETS lockstep_mpi LIBRARY DESTINATION lib/lockstep)

@@ -481,7 +481,7 @@ Outcome train(const Options& options) {
       {.schedulers = {lockstep::optim::LinearLROptions{.start_factor = 0.1,
                                                        .total_iters = warm_up},
                       lockstep::optim::CosineAnnealingLROptions{
-                          .t_max =
+                          .T_max =
                               std::max<int64_t>(1, options.steps - warm_up),
                           .eta_min = options.lr / 10}},
        .milestones = {warm_up}});

@@ -9,9 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <climits>
-#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iterator>
@@ -20,6 +18,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
+#include "lockstep/base/handler_text.h"
 #include "lockstep/base/native_stack.h"
 
 namespace lockstep::internal {
@@ -58,30 +57,8 @@ const char* name_of_signal(int signal) {
   }
 }
 
-// A text of fixed size that a signal handler can build.
-class HandlerText {
- public:
-  void add(std::string_view text) {
-    const size_t count = std::min(text.size(), bytes_.size() - size_);
-    std::memcpy(bytes_.data() + size_, text.data(), count);
-    size_ += count;
-  }
-  template <class Integer>
-  void add_number(Integer value, int base = 10) {
-    char digits[24];
-    const auto end =
-        std::to_chars(digits, digits + sizeof digits, value, base).ptr;
-    add({digits, static_cast<size_t>(end - digits)});
-  }
-  std::string_view view() const { return {bytes_.data(), size_}; }
-
- private:
-  std::array<char, 1024> bytes_;
-  size_t size_ = 0;
-};
-
 void write_error_file(const Paths& to, int signal, const siginfo_t& info) {
-  HandlerText words;
+  HandlerText<1024> words;
   words.add(name_of_signal(signal));
   if (signal != SIGABRT) {
     words.add(" at address 0x");
@@ -89,7 +66,7 @@ void write_error_file(const Paths& to, int signal, const siginfo_t& info) {
   }
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
-  HandlerText json;
+  HandlerText<1024> json;
   json.add("{\"message\": {\"message\": \"");
   json.add(words.view());
   json.add("\", \"extraInfo\": {\"timestamp\": \"");

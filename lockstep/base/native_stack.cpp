@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <memory>
 
+#include "lockstep/base/handler_text.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -24,39 +26,44 @@ std::string_view file_name(std::string_view path) {
 
 std::string demangled(const std::string& symbol) {
   int status = 0;
+  // A function of C may have the name of a type: "f" would become "float".
   const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status),
+      symbol.starts_with("_Z")
+          ? abi::__cxa_demangle(symbol.c_str(), nullptr, nullptr, &status)
+          : nullptr,
       std::free);
   std::string text = name ? name.get() : symbol;
   if (text.size() > kLongestName) text = text.substr(0, kLongestName) + "...";
   return text;
 }
 
-// Builds a line in a signal handler.
-class LineBuilder {
- public:
-  void add(std::string_view text) {
-    const size_t count = std::min(text.size(), bytes_.size() - size_);
-    std::copy_n(text.begin(), count, bytes_.begin() + size_);
-    size_ += count;
+// Returns whether a frame_text() is of LibTorch, Lockstep or the system, and
+// not of the program.
+bool is_of_library(std::string_view text) {
+  constexpr std::array<std::string_view, 7> kSpaces{
+      "lockstep::", "at::",  "c10::",      "c10d::",
+      "torch::",    "std::", "__gnu_cxx::"};
+  constexpr std::array<std::string_view, 10> kModules{
+      "libtorch", "libc10",  "libshm",     "libgomp",  "libc.so",
+      "libm.so",  "libgcc_", "libstdc++.", "ld-linux", "linux-vdso"};
+  const auto begins = [](std::string_view name, const auto& words) {
+    return std::ranges::any_of(
+        words, [&](std::string_view word) { return name.starts_with(word); });
+  };
+  std::string_view function = text.substr(0, text.find_first_of("(<"));
+  function = function.substr(0, function.find(" in "));
+  // After the type that a template returns.
+  const size_t type = function.rfind(' ');
+  if (begins(text, kSpaces) || begins(text, kModules) ||
+      text.starts_with('[') || text.starts_with("_start") ||
+      (type != function.npos && begins(function.substr(type + 1), kSpaces))) {
+    return true;
   }
-  void add_hexadecimal(uintptr_t number) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    std::array<char, 2 * sizeof number> digits;
-    auto at = digits.end();
-    do {
-      *--at = kDigits[number & 15];
-      number >>= 4;
-    } while (number != 0);
-    add("0x");
-    add({&*at, static_cast<size_t>(digits.end() - at)});
-  }
-  std::string_view view() const { return {bytes_.data(), size_}; }
+  const size_t in = text.substr(0, text.rfind(" at ")).rfind(" in ");
+  return in != text.npos && begins(text.substr(in + 4), kModules);
+}
 
- private:
-  std::array<char, PATH_MAX + 2048> bytes_;
-  size_t size_ = 0;
-};
+using LineBuilder = HandlerText<PATH_MAX + 2048>;
 
 // The loader knows the program itself by the word by which it was called.
 void add_module(LineBuilder& line, const Dl_info& info, const link_map& map) {
@@ -80,8 +87,8 @@ void build_line(LineBuilder& line, void* address, bool interrupted) {
   if (::dladdr1(reinterpret_cast<void*>(place), &info, &map, RTLD_DL_LINKMAP) ==
           0 ||
       info.dli_fname == nullptr || map == nullptr) {
-    line.add("[");
-    line.add_hexadecimal(value);
+    line.add("[0x");
+    line.add_number(value, 16);
     line.add("]");
     return;
   }
@@ -90,12 +97,12 @@ void build_line(LineBuilder& line, void* address, bool interrupted) {
   const bool named = info.dli_sname != nullptr;
   line.add("(");
   if (named) line.add(info.dli_sname);
-  line.add("+");
-  line.add_hexadecimal(
-      value -
-      (named ? reinterpret_cast<uintptr_t>(info.dli_saddr) : module.l_addr));
-  line.add(") [");
-  line.add_hexadecimal(place - module.l_addr);
+  line.add("+0x");
+  line.add_number(value - (named ? reinterpret_cast<uintptr_t>(info.dli_saddr)
+                                 : module.l_addr),
+                  16);
+  line.add(") [0x");
+  line.add_number(place - module.l_addr, 16);
   line.add("]");
 }
 
@@ -153,8 +160,43 @@ std::string frame_text(std::string_view line, std::string_view function) {
   if (!symbol.empty()) {
     return demangled(symbol) + " " + offset + " in " + module;
   }
-  if (!function.empty()) return std::string(function) + " in " + module;
+  if (!function.empty()) {
+    return demangled(std::string(function)) + " in " + module;
+  }
   return module + " " + offset;
+}
+
+std::vector<std::string> folded_frames(const std::vector<std::string>& frames) {
+  std::vector<std::string> all;
+  for (auto frame = frames.begin(); frame != frames.end();) {
+    const auto end = std::find_if_not(frame, frames.end(), is_of_library);
+    all.push_back(*frame);
+    if (end - frame > 3) {
+      all.push_back("... " + std::to_string(end - frame - 2) +
+                    " frames of libraries");
+      frame = std::prev(end);
+    } else {
+      ++frame;
+    }
+  }
+  return all;
+}
+
+std::vector<std::string> shown_frames(const std::vector<std::string>& frames,
+                                      size_t most) {
+  const auto first =
+      std::find_if_not(frames.begin(), frames.end(), is_of_library);
+  const auto last =
+      std::find_if_not(frames.rbegin(), frames.rend(), is_of_library).base();
+  auto all =
+      folded_frames(first != frames.end() ? std::vector(first, last) : frames);
+  all.resize(std::min(most, all.size()));
+  const auto deeper = first - frames.begin();
+  if (deeper > 0 && first != frames.end()) {
+    all.push_back(frames.front() + ", " + std::to_string(deeper) +
+                  (deeper == 1 ? " frame" : " frames") + " further in");
+  }
+  return all;
 }
 
 }  // namespace lockstep::internal

@@ -39,11 +39,9 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
     for (int member = 0; member < call.group->size(); ++member) {
       if (given[member] == call.operation) continue;
       // That rank compares its calls, and has come with another call.
-      throw internal::Disagreement(
-          {__func__, __FILE__, __LINE__},
-          c10::str("rank ", call.group->global_rank(member), " called ",
-                   given[member].substr(0, given[member].find('\n')),
-                   " instead"));
+      throw internal::Disagreement(c10::str(
+          "rank ", call.group->global_rank(member), " called ",
+          given[member].substr(0, given[member].find('\n')), " instead"));
     }
   } catch (const std::exception& error) {
     span.end(true);

@@ -125,12 +125,10 @@ class AllReducedBuckets final : public BucketReduction {
     const auto* iterations = all.const_data_ptr<int64_t>();
     for (int rank = 1; rank < group_->size(); ++rank) {
       if (iterations[rank] == iterations[0]) continue;
-      C10_THROW_ERROR(
-          DistBackendError,
-          c10::str(words_.difference, ": rank ", group_->global_rank(0), " ",
-                   words_.described(iterations[0]), ", rank ",
-                   group_->global_rank(rank), " ",
-                   words_.described(iterations[rank]), "; ", words_.remedy));
+      throw c10::DistBackendError(c10::str(
+          words_.difference, ": rank ", group_->global_rank(0), " ",
+          words_.described(iterations[0]), ", rank ", group_->global_rank(rank),
+          " ", words_.described(iterations[rank]), "; ", words_.remedy));
     }
   }
 

@@ -134,8 +134,7 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
     group->keep_cause(gone);
     for (const auto& other : existing_groups().groups) other->keep_cause(gone);
   }
-  throw c10::DistBackendError({operation, __FILE__, __LINE__},
-                              text + record_failure(*group->flight()));
+  throw c10::DistBackendError(text + record_failure(*group->flight()));
 }
 
 c10d::Backend& Call::backend(const at::Tensor& tensor) const {

@@ -14,6 +14,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/digest.h"
+#include "lockstep/base/number_list.h"
 #include "lockstep/base/span.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/disagreement.h"
@@ -196,8 +197,7 @@ class CollectiveWork final : public Work {
     std::lock_guard lock(finish_mutex_);
     if (!failure_) return nullptr;
     return std::make_exception_ptr(
-        c10::DistBackendError({call_.operation, __FILE__, __LINE__},
-                              call_.where() + " failed: " + *failure_));
+        c10::DistBackendError(call_.where() + " failed: " + *failure_));
   }
   int sourceRank() const override {
     return call_.group->global_rank(work_->sourceRank());
@@ -416,25 +416,23 @@ void compare(const Call& call, Agreed own, const Deadline& deadline) {
   if (!std::all_of(given.begin(), given.end(), [&](const Told& other) {
         return other.agreed.text == own.text;
       })) {
-    std::string all;
+    std::vector<RanksOfText> all;
     for (size_t member = 0; member < given.size(); ++member) {
-      all += c10::str(member ? "; rank " : "rank ", global(member), ": ",
-                      given[member].words());
+      add_text(all, global(member), given[member].words());
     }
-    throw Disagreement({__func__, __FILE__, __LINE__},
-                       "the ranks disagree about this call (" + all +
-                           "); all must make the same calls in one order");
+    throw Disagreement("the ranks disagree about this call (" +
+                       name_texts(all) +
+                       "); all must make the same calls in one order");
   }
   for (size_t from = 0; from < given.size(); ++from) {
     for (size_t to = 0; to < given[from].agreed.sends.size(); ++to) {
       const auto sent = given[from].agreed.sends[to];
       const auto expected = given[to].agreed.receives.at(from);
       if (sent == expected) continue;
-      throw Disagreement(
-          {__func__, __FILE__, __LINE__},
-          c10::str("the ranks disagree about this call: rank ", global(from),
-                   " sends ", sent, " elements to rank ", global(to),
-                   ", which expects ", expected, " from it"));
+      throw Disagreement(c10::str("the ranks disagree about this call: rank ",
+                                  global(from), " sends ", sent,
+                                  " elements to rank ", global(to),
+                                  ", which expects ", expected, " from it"));
     }
   }
 }

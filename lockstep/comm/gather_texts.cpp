@@ -73,8 +73,7 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
     if (late) {
       const auto ranks = absent(members, keys);
       if (ranks.empty()) continue;  // the last has come at the last moment
-      throw RanksAbsent({__func__, __FILE__, __LINE__},
-                        "rank " + ranks + " did not come in time");
+      throw RanksAbsent("rank " + ranks + " did not come in time");
     }
     std::this_thread::sleep_for(pause);
   }

@@ -97,12 +97,10 @@ ProcessGroup::Backends make_backends(
         .group_name = group.number,
         .global_ranks = group.global_ranks};
     auto fail = [&](const char* cause) {
-      throw c10::DistBackendError(
-          {"init", __FILE__, __LINE__},
-          c10::str("rank ", group.global_ranks[group.rank], " of group '",
-                   group.name, "' (", request.size,
-                   " ranks) could not connect to its peers by \"", entry->name,
-                   "\" (allowed ", group.timeout.count(), " ms): ", cause));
+      throw c10::DistBackendError(c10::str(
+          "rank ", group.global_ranks[group.rank], " of group '", group.name,
+          "' (", request.size, " ranks) could not connect to its peers by \"",
+          entry->name, "\" (allowed ", group.timeout.count(), " ms): ", cause));
     };
     try {
       store->require_all_alive();
@@ -536,11 +534,9 @@ ProcessGroupGuard join_world(const std::string& backend,
     auto absent = meeting.absent_ranks();
     leave();
     if (absent.empty()) throw;
-    throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
-        c10::str("init_process_group: a world of ", meeting.world_size,
-                 ", absent: rank ", absent, "; ",
-                 error.what_without_backtrace()));
+    throw c10::DistBackendError(c10::str(
+        "init_process_group: a world of ", meeting.world_size,
+        ", absent: rank ", absent, "; ", error.what_without_backtrace()));
   } catch (const internal::CalledBack&) {
     // So are the other ranks, or they are gone.
     life_signs->leave(internal::LifeSigns::End::failed);

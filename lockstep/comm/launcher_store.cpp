@@ -32,7 +32,6 @@ Deadline deadline_of(const milliseconds& timeout) {
 [[noreturn]] void fail_late(const std::vector<std::string>& keys,
                             const milliseconds& timeout) {
   throw c10::DistStoreError(
-      {"LauncherStore", __FILE__, __LINE__},
       c10::str("wait timeout after ", timeout.count(), " ms, keys: ", keys));
 }
 
@@ -41,13 +40,11 @@ auto guarded(Call call) -> decltype(call()) {
   try {
     return call();
   } catch (const WorkerStoreLost& error) {
-    throw c10::DistNetworkError({"LauncherStore", __FILE__, __LINE__},
-                                error.what());
+    throw c10::DistNetworkError(error.what());
   } catch (const std::invalid_argument& error) {
-    throw StoreRefusal({"LauncherStore", __FILE__, __LINE__}, error.what());
+    throw StoreRefusal(error.what());
   } catch (const std::system_error& error) {
-    throw c10::DistNetworkError({"LauncherStore", __FILE__, __LINE__},
-                                error.what());
+    throw c10::DistNetworkError(error.what());
   }
 }
 
@@ -74,8 +71,7 @@ WorkerReply LauncherStore::ask(const WorkerCall& call) {
       guarded([&] { return link_->call(call, deadline_of(timeout_)); });
   if (reply.kind == WorkerReply::Kind::refused &&
       call.operation != Operation::claim) {
-    throw StoreRefusal({"LauncherStore", __FILE__, __LINE__},
-                       reply.text + " (key " + call.key + ")");
+    throw StoreRefusal(reply.text + " (key " + call.key + ")");
   }
   return reply;
 }
@@ -160,8 +156,7 @@ std::vector<std::vector<uint8_t>> LauncherStore::multiGet(
 void LauncherStore::multiSet(const std::vector<std::string>& keys,
                              const std::vector<std::vector<uint8_t>>& values) {
   if (keys.size() != values.size()) {
-    throw c10::DistStoreError({"LauncherStore", __FILE__, __LINE__},
-                              c10::str("multiSet got ", keys.size(),
+    throw c10::DistStoreError(c10::str("multiSet got ", keys.size(),
                                        " keys and ", values.size(), " values"));
   }
   for (size_t at = 0; at < keys.size(); ++at) set(keys[at], values[at]);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 #include "lockstep/comm/shm/protocol/handshake_note.h"
 
@@ -66,15 +67,14 @@ FileDescriptor named_socket(const std::string& name) {
   return socket;
 }
 
-std::string words_of(int rank, LifeSigns::End end) {
-  const auto name = "rank " + std::to_string(rank);
+const char* words_of(LifeSigns::End end) {
   switch (end) {
     case LifeSigns::End::left:
-      return name + " has left the group";
+      return "has left the group";
     case LifeSigns::End::failed:
-      return name + " left because of an error";
+      return "left because of an error";
     default:
-      return name + " died";
+      return "died";
   }
 }
 
@@ -197,8 +197,8 @@ std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
         {.rank = rank,
          .end = *peer.end,
          .words = rank == 0 && rank_zero_has_store_ && *peer.end == End::died
-                      ? "rank 0 died or left, and the store with it"
-                      : words_of(rank, *peer.end)});
+                      ? "died or left, and the store with it"
+                      : words_of(*peer.end)});
   }
   return all;
 }
@@ -247,9 +247,9 @@ void LifeSigns::leave(End end) {
 }
 
 std::string words_of(const std::vector<LifeSigns::Gone>& gone) {
-  std::string all;
-  for (const auto& one : gone) all += (all.empty() ? "" : "; ") + one.words;
-  return all;
+  std::vector<RanksOfText> all;
+  for (const auto& one : gone) add_text(all, one.rank, one.words);
+  return name_texts(all, " ");
 }
 
 }  // namespace lockstep::internal

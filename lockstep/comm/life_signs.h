@@ -42,7 +42,7 @@ class LifeSigns {
   struct Gone {
     int rank;
     End end;
-    std::string words;  // "rank 3 died"
+    std::string words;  // "died"
   };
 
   // The default group has `size` ranks. `rank_zero_has_store`: the store goes

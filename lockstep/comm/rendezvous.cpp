@@ -108,7 +108,6 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     if (!options.isServer) {
       if (auto why = await_listener(endpoint.host, endpoint.port, deadline)) {
         throw c10::DistNetworkError(
-            {"rendezvous", __FILE__, __LINE__},
             *why + (agent_store
                         ? "; the launcher hosts it"
                         : "; rank 0 hosts it: check whether rank 0 runs, "
@@ -134,7 +133,6 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     }
   } catch (const c10::DistError& error) {
     throw c10::DistNetworkError(
-        {__func__, __FILE__, __LINE__},
         c10::str("rank ", place.rank, " of ", place.world_size,
                  options.isServer ? " could not open the store at "
                                   : " could not reach the store at ",
@@ -170,7 +168,6 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // The others ask for the absent ranks, too, so keep the store for them.
     joined.part(nullptr, Deadline::after(std::chrono::seconds(5)));
     throw c10::DistStoreError(
-        {__func__, __FILE__, __LINE__},
         c10::str("init_process_group: rank ", place.rank, " waited ",
                  deadline.elapsed().count(), " ms (allowed ", timeout.count(),
                  " ms) at ", where, " for a world of ", place.world_size,

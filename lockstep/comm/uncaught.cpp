@@ -100,7 +100,11 @@ void report_uncaught() {
 
 void note_exception(const std::exception& error) noexcept {
   try {
-    note_failure(kind_of(error), words_of(error));
+    const std::string type = c10::demangle(typeid(error).name());
+    const std::string words = words_of(error);
+    const bool named = words.find(type) != words.npos ||
+                       type.starts_with("lockstep::internal::");
+    note_failure(kind_of(error), named ? words : type + ": " + words);
   } catch (...) {
     // No memory for the words.
   }

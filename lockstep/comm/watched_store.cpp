@@ -51,8 +51,7 @@ decltype(auto) WatchedStore::asked(Call&& call) {
       std::this_thread::sleep_for(kLongestQuestion);
     }
     if (words.empty()) words = error.what_without_backtrace();
-    throw PeerGone({__func__, __FILE__, __LINE__},
-                   "the store in which the ranks meet is gone: " + words);
+    throw PeerGone("the store in which the ranks meet is gone: " + words);
   }
 }
 
@@ -71,7 +70,7 @@ void WatchedStore::throw_for(const std::vector<LifeSigns::Gone>& gone) {
     words = asked([&] { return store_->get_to_str(kGaveUp); });
   }
   if (words.empty()) words = words_of(gone);
-  if (!words.empty()) throw PeerGone({__func__, __FILE__, __LINE__}, words);
+  if (!words.empty()) throw PeerGone(words);
 }
 
 void WatchedStore::look() {
@@ -108,10 +107,9 @@ void WatchedStore::wait(const std::vector<std::string>& keys,
   for (auto pause = kFirstQuestion; !check(keys);
        pause = std::min(2 * pause, kLongestQuestion)) {
     if (deadline.expired()) {
-      throw c10::DistStoreError(
-          {__func__, __FILE__, __LINE__},
-          c10::str("the ranks did not write ", keys, " to the store within ",
-                   timeout.count(), " ms"));
+      throw c10::DistStoreError(c10::str("the ranks did not write ", keys,
+                                         " to the store within ",
+                                         timeout.count(), " ms"));
     }
     std::this_thread::sleep_for(pause);
   }

@@ -29,7 +29,6 @@ constexpr milliseconds kGrace{200};
 
 [[noreturn]] void throw_timeout(const Deadline& deadline, const char* what) {
   throw c10::DistBackendError(
-      {__func__, __FILE__, __LINE__},
       c10::str(what, " timed out after ", deadline.elapsed().count(),
                " ms (allowed ", deadline.allowed().count(), " ms)"));
 }

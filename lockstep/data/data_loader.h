@@ -210,6 +210,13 @@ class DataLoader {
   DataLoader(Dataset& dataset, Other&, DataLoaderOptions = {}, Collate = {})
       : DataLoader(dataset, internal::refuse_sampler<Other>()) {}
 
+  // What the compiler says of an option that there is not: a few lines, with
+  // "no such option", and not each constructor. So do other classes.
+  template <class = void>
+  DataLoader(Dataset&, Sampler&, ...) = delete;  // no such option
+  template <class = void>
+  DataLoader(Dataset&, SamplerOfBatches&, ...) = delete;  // no such option
+
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
@@ -309,6 +316,11 @@ class DataLoader {
   // Declared last, so that its threads end before what they read is destroyed.
   std::optional<internal::OrderedPrefetch<Item>> prefetch_;
 };
+
+template <class Dataset, internal::AnySampler Sampler,
+          class Collate = internal::DefaultCollate>
+DataLoader(Dataset&, Sampler&, DataLoaderOptions = {},
+           Collate = {}) -> DataLoader<Dataset, Collate>;
 
 // One pass: the batches that it visits, and how far it has come.
 template <class Dataset, class Collate>

@@ -24,4 +24,11 @@ int64_t size_of(D& dataset) {
   return static_cast<int64_t>(*size);
 }
 
+// Takes any dataset or number, as a worse choice than what a sampler takes: so
+// an option in braces that there is not is refused in a few lines.
+struct AnySize {
+  template <class D>
+  AnySize(const D&);
+};
+
 }  // namespace lockstep::internal

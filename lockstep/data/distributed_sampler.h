@@ -75,6 +75,9 @@ class DistributedSampler : public internal::ResumableSampler {
                               const DistributedSamplerOptions& options = {})
       : DistributedSampler(internal::size_of(dataset), options) {}
 
+  explicit DistributedSampler(  // no such option
+      internal::AnySize, ...) = delete;
+
  protected:
   at::Tensor order(uint64_t generator_seed) const override;
   std::vector<internal::EpochState::Fixed> order_entries() const override;

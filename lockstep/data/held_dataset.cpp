@@ -7,8 +7,10 @@
 namespace lockstep::internal {
 
 void check_index(size_t index, size_t size, const char* dataset) {
-  TORCH_CHECK_INDEX(index < size, dataset, ": index ", index,
-                    " is outside of a dataset of ", size, " samples");
+  if (index < size) return;
+  throw c10::IndexError(c10::str(dataset, ": index ", index,
+                                 " is outside of a dataset of ", size,
+                                 " samples"));
 }
 
 void throw_without_size() {

@@ -46,6 +46,9 @@ class RandomSampler : public internal::ResumableSampler {
                          const RandomSamplerOptions& options = {})
       : RandomSampler(internal::size_of(dataset), options) {}
 
+  explicit RandomSampler(  // no such option
+      internal::AnySize, ...) = delete;
+
  protected:
   at::Tensor order(uint64_t generator_seed) const override;
   std::vector<internal::EpochState::Fixed> order_entries() const override;

@@ -24,8 +24,10 @@ bool is_ordinary(const at::Tensor& rows) {
 }
 
 void check_index(size_t index, size_t rows) {
-  TORCH_CHECK_INDEX(index < rows, "sample ", index,
-                    " is asked for, but the dataset has ", rows, " samples");
+  if (index < rows) return;
+  throw c10::IndexError(c10::str("sample ", index,
+                                 " is asked for, but the dataset has ", rows,
+                                 " samples"));
 }
 
 }  // namespace

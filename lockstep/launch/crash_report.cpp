@@ -58,25 +58,30 @@ std::vector<fs::path> flight_records(const fs::path& directory) {
   return records;
 }
 
-// Returns what is known of one worker, in lines; sets `more` if it is more than
-// the launcher's own lines say.
-std::string section(const WorkerFailure& failure, bool& more) {
-  std::string text = headline(failure) + "\n  at " + time_text(failure.time()) +
-                     ", local rank " + std::to_string(failure.local_rank) +
-                     ", pid " + std::to_string(failure.pid) + "\n";
-  if (!failure.error.message.empty()) {
-    text += "  " + failure.error.message + "\n";
-  }
-  if (!failure.named_by.empty()) text += "  " + failure.named_by + "\n";
-  if (!failure.stack.empty()) {
-    more = true;
-    text += "  stack of the thread that failed:\n";
-    for (const auto& frame : failure.stack) text += "    " + frame + "\n";
-  }
-  for (const LogTail& log : failure.logs) {
-    more = true;
-    text += "  the last lines of " + log.file.string() + ":\n";
-    for (const auto& line : log.lines) text += "    " + line + "\n";
+// Returns what is known of workers that failed alike, in lines, of at most
+// `most`; sets `more` if it is more than the launcher's own lines say.
+std::string section(const AlikeFailures& failures, size_t most, bool& more) {
+  std::string text = summary(failures) + "\n";
+  for (const WorkerFailure* failure : failures.all) {
+    if (most-- == 0) break;
+    text += "  rank " + std::to_string(failure->rank) + " at " +
+            time_text(failure->time()) + ", local rank " +
+            std::to_string(failure->local_rank) + ", pid " +
+            std::to_string(failure->pid) + "\n";
+    const std::string rest = details(*failure);
+    if (failure == failures.all.front() && !rest.empty()) {
+      text += "  " + rest + "\n";
+    }
+    if (!failure->stack.empty()) {
+      more = true;
+      text += "  stack of the thread that failed:\n";
+      for (const auto& frame : failure->stack) text += "    " + frame + "\n";
+    }
+    for (const LogTail& log : failure->logs) {
+      more = true;
+      text += "  the last lines of " + log.file.string() + ":\n";
+      for (const auto& line : log.lines) text += "    " + line + "\n";
+    }
   }
   return text;
 }
@@ -111,13 +116,11 @@ fs::path write_crash_report(const FailedAttempt& attempt) {
                        std::to_string(attempt.max_restarts) + "\nprogram:";
     for (const auto& word : attempt.program) text += " " + word;
     text += '\n';
-    const size_t shown = std::min(kMostWorkers, attempt.failures.size());
-    for (size_t at = 0; at < shown; ++at) {
-      text += (at == 0 ? "\nfirst, " : "\nthen ") +
-              section(attempt.failures[at], more);
-    }
-    for (size_t at = shown; at < attempt.failures.size(); ++at) {
-      text += "\nthen " + summary(attempt.failures[at]) + "\n";
+    size_t left = kMostWorkers;
+    for (const AlikeFailures& failures : alike(attempt.failures)) {
+      text += left == kMostWorkers ? "\nfirst, " : "\nthen ";
+      text += section(failures, left, more);
+      left -= std::min(left, failures.all.size());
     }
     if (!attempt.stacks.empty()) {
       more = true;

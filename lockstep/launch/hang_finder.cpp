@@ -11,8 +11,8 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/number_list.h"
 #include "lockstep/launch/process_usage.h"
 #include "lockstep/launch/rank_stacks.h"
 #include "lockstep/launch/seconds_text.h"

@@ -1,6 +1,6 @@
 #include "lockstep/launch/job_member.h"
+#include "lockstep/base/number_list.h"
 #include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/number_list.h"
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/store_connections.h"
 

@@ -985,7 +985,7 @@ Verdict LocalAgent::failed_verdict(
       [](const auto& one) { return !one.was_stopped && one.exit_code != 0; });
   verdict.exit_code =
       ended_by_itself != failures.end() ? ended_by_itself->exit_code : 1;
-  verdict.text = summary(failure);
+  verdict.text = summary({{&failure}});
   return verdict;
 }
 

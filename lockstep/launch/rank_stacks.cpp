@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/native_stack.h"
 #include "lockstep/base/status_board.h"
 #include "lockstep/launch/source_finder.h"
 
@@ -54,7 +55,9 @@ std::string stacks_text(const std::vector<RankStacks>& ranks) {
     for (const ThreadStack& thread : rank.threads) {
       text += "  thread " + std::to_string(thread.thread) + ", " + thread.name;
       text += thread.missing.empty() ? "\n" : ": " + thread.missing + "\n";
-      for (const auto& frame : thread.frames) text += "    " + frame + "\n";
+      for (const auto& frame : folded_frames(thread.frames)) {
+        text += "    " + frame + "\n";
+      }
     }
     text += '\n';
   }

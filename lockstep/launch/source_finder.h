@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,39 +12,55 @@
 
 namespace lockstep::internal {
 
-// Finds the lines of sources for the frames of stacks, by the program addr2line
-// (Debian: binutils), in the process that shows a stack and not in the one that
-// has crashed. If there is no such program, if a module has no debug
-// information, or when the time is over, frames stay without lines. One object
-// remembers what it has found, since ranks that fail alike have the same
+// What the file of a program or a library says of a place in it.
+struct Source {
+  std::string function{};  // mangled, as in its table of symbols; empty: none
+  // "train.cpp:12"; if the compiler has put the function into others there,
+  // "vector.h:40 inlined at train.cpp:12". Empty without debug information.
+  std::string line{};
+};
+
+// Reads such files. A module does it, since it links libdw (elfutils); a frame
+// of a stack that nobody looks at needs none.
+class SourceReader {
+ public:
+  virtual ~SourceReader() = default;
+  // Returns what is known of `place`, as in ModulePlace (native_stack.h), in
+  // `file`, or in its debug information elsewhere on this host.
+  virtual Source read(const std::string& file, uint64_t place) = 0;
+};
+
+// The function that the module exports, with C linkage. The caller owns the
+// result.
+using OpenSourceReader = SourceReader* (*)();
+inline constexpr const char* kOpenSourceReader = "lockstep_open_source_reader";
+
+// Finds functions and the lines of sources for the frames of stacks, in the
+// process that shows a stack and not in the one that has crashed. If the module
+// cannot be loaded, or when the time is over, frames stay as they are. One
+// object remembers what it has found, since ranks that fail alike have the same
 // frames. For one thread.
 class SourceFinder {
  public:
-  // `allowed`: how long all calls together may take. A program that includes
-  // LibTorch has 100 MB of debug information, which takes a second to read.
+  // `allowed`: how long all calls together may take, but for the frame that is
+  // being looked up then.
   explicit SourceFinder(
       std::chrono::milliseconds allowed = std::chrono::seconds(3))
       : deadline_(Deadline::after(allowed)) {}
 
   // Returns the frames `lines` (native_stack.h, frame_line()) for people:
   // "at::mm(...) +0x1c in libtorch_cpu.so", or, if the line is known,
-  // "train() +0x1c in train at train.cpp:12". A line that is no frame stays as
-  // it is. Throws nothing but std::bad_alloc.
+  // "train() in train at train.cpp:12". A line that is no frame stays as it is.
+  // Throws nothing but std::bad_alloc.
   std::vector<std::string> texts(const std::vector<std::string>& lines);
 
  private:
-  struct Source {
-    std::string function{};  // empty: not known
-    std::string place{};     // "train.cpp:12"
-  };
-  void look_up(const std::string& module, const std::vector<uint64_t>& places);
+  const Source& look_up(const std::string& file, uint64_t place);
 
   Deadline deadline_;
+  std::unique_ptr<SourceReader> reader_{};
+  bool is_open_ = false;
   std::map<std::pair<std::string, uint64_t>, Source> known_;
 };
-
-// Returns whether an ELF file of this machine has a table of source lines. The
-// modules of LibTorch have none, and are too large to let addr2line find out.
-bool has_source_lines(const std::string& file);
 
 }  // namespace lockstep::internal

@@ -2,12 +2,16 @@
 
 #include <array>
 #include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <string_view>
 #include <tuple>
 
+#include "lockstep/base/native_stack.h"
+#include "lockstep/base/number_list.h"
 #include "lockstep/launch/wait_status.h"
 
 namespace lockstep::internal {
@@ -89,6 +93,65 @@ std::string words_of(const WorkerFailure& failure) {
   return words + (words.empty() ? "" : "\n") + failure.named_by;
 }
 
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+// Returns whether the worker's words say best why it failed. A signal other
+// than that of an exception which nobody caught says more than words from
+// before.
+bool words_lead(const WorkerFailure& failure) {
+  const std::string& words = failure.error.message;
+  if (words.empty() || !failure.signal) return !words.empty();
+  return (*failure.signal == SIGABRT || failure.hung || failure.was_stopped) &&
+         !words.starts_with(signal_name(*failure.signal));
+}
+
+// Returns how the process ended: "killed by SIGKILL (exit code 137)".
+std::string ending_of(const WorkerFailure& failure) {
+  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
+  std::string text = "exit code " + std::to_string(failure.exit_code);
+  if (failure.signal) {
+    text = "killed by " + signal_name(*failure.signal) + " (" + text + ")";
+  }
+  if (failure.was_stopped && !left) text += ", stopped while it was failing";
+  return text;
+}
+
+// Returns "failed on node 1 (its host): " and what headline() ends with.
+std::string what_happened(const WorkerFailure& failure) {
+  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
+  return std::string(failure.hung ? "hung"
+                     : left       ? "left while others needed it"
+                                  : "failed") +
+         (failure.node.empty() ? "" : " on " + failure.node) + ": " +
+         (words_lead(failure) ? first_line(words_of(failure))
+                              : ending_of(failure));
+}
+
+// Returns what summary() says after the ranks.
+std::string in_one_line(const WorkerFailure& failure) {
+  const std::string words = first_line(words_of(failure));
+  return what_happened(failure) +
+         (words.empty() || words_lead(failure) ? "" : ": " + words);
+}
+
+std::string ranks_of(const AlikeFailures& failures) {
+  std::vector<int> ranks;
+  for (const auto* failure : failures.all) ranks.push_back(failure->rank);
+  std::ranges::sort(ranks);
+  return name_numbers("rank", ranks);
+}
+
+// Replaces the rank itself, where a message names its author, and "12 ms" by
+// marks.
+std::string without_own(const std::string& text, int rank) {
+  static const std::regex time("[0-9]+ ms");
+  const std::regex own("(^rank |on rank |rank)" + std::to_string(rank) +
+                       "(?![0-9])");
+  return std::regex_replace(std::regex_replace(text, time, "* ms"), own, "$1*");
+}
+
 }  // namespace
 
 ErrorRecord read_error_file(const std::filesystem::path& file) {
@@ -121,20 +184,20 @@ std::set<int> ranks_named_in(const std::string& message) {
   // What comm/life_signs.cpp and comm/shm/protocol/waiting.cpp say.
   constexpr std::array<std::string_view, 4> kEnds{
       " died", " has left the group", " left because of an error", " failed:"};
-  constexpr std::string_view kWord = "rank ";
+  constexpr std::string_view kWord = "rank";
   std::set<int> named;
   for (size_t at = message.find(kWord); at != std::string::npos;
        at = message.find(kWord, at + 1)) {
-    int rank = 0;
-    const char* begin = message.data() + at + kWord.size();
-    const char* const last = message.data() + message.size();
-    const auto [end, error] = std::from_chars(begin, last, rank);
-    if (error != std::errc()) continue;
-    const std::string_view rest(end, static_cast<size_t>(last - end));
+    std::string_view rest(message);
+    rest.remove_prefix(at + kWord.size());
+    rest.remove_prefix(rest.starts_with("s ")  ? 2
+                       : rest.starts_with(' ') ? 1
+                                               : 0);
+    const auto ranks = read_numbers(rest);
     if (std::ranges::any_of(kEnds, [&](std::string_view words) {
           return rest.starts_with(words);
         })) {
-      named.insert(rank);
+      named.insert(ranks.begin(), ranks.end());
     }
   }
   return named;
@@ -150,27 +213,31 @@ bool comes_before(const WorkerFailure& one, const WorkerFailure& other) {
 }
 
 std::string headline(const WorkerFailure& failure) {
-  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
-  std::string line = "rank " + std::to_string(failure.rank) +
-                     (failure.hung ? " hung"
-                      : left       ? " left while others needed it"
-                                   : " failed");
-  if (!failure.node.empty()) line += " on " + failure.node;
-  line += ": ";
-  if (failure.signal) {
-    line += "killed by " + signal_name(*failure.signal) + " (";
-  }
-  line += "exit code " + std::to_string(failure.exit_code);
-  if (failure.signal) line += ')';
-  if (failure.was_stopped && !left) line += ", stopped while it was failing";
-  return line;
+  return "rank " + std::to_string(failure.rank) + " " + what_happened(failure);
 }
 
-std::string summary(const WorkerFailure& failure) {
-  const std::string message = words_of(failure);
-  std::string line = headline(failure);
-  if (!message.empty()) line += ": " + message.substr(0, message.find('\n'));
-  return line;
+std::string summary(const AlikeFailures& failures) {
+  return ranks_of(failures) + " " + in_one_line(*failures.all.front());
+}
+
+std::string details(const WorkerFailure& failure) {
+  std::string message = words_of(failure);
+  if (words_lead(failure)) {
+    message = ending_of(failure) + message.substr(first_line(message).size());
+  }
+  return message;
+}
+
+std::vector<AlikeFailures> alike(std::span<const WorkerFailure> failures) {
+  std::vector<AlikeFailures> groups;
+  std::map<std::string, size_t> places;
+  for (const auto& failure : failures) {
+    const auto [place, is_new] = places.emplace(
+        without_own(in_one_line(failure), failure.rank), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[place->second].all.push_back(&failure);
+  }
+  return groups;
 }
 
 std::string describe(const std::vector<WorkerFailure>& failures,
@@ -181,22 +248,29 @@ std::string describe(const std::vector<WorkerFailure>& failures,
            std::to_string(first.pid) + ", after " + seconds(first.lifetime) +
            ", restarts used " + std::to_string(restarts_used) + " of " +
            std::to_string(max_restarts);
-  std::string message = words_of(first);
+  std::string message = details(first);
   for (size_t at = message.find('\n'); at != std::string::npos;
        at = message.find('\n', at + 3)) {
     message.replace(at, 1, "\n  ");
   }
   if (!message.empty()) block += "\n  " + message;
-  for (size_t at = 0; at < std::min(kShownFrames, first.stack.size()); ++at) {
-    block += "\n  in " + first.stack[at];
+  for (const auto& frame : shown_frames(first.stack, kShownFrames)) {
+    block += "\n  in " + frame;
   }
-  for (size_t at = 1; at < failures.size(); ++at) {
-    if (at == kMostDescribed) {
-      block += "\n  then " + std::to_string(failures.size() - at) + " more:";
+  AlikeFailures rest;
+  size_t described = 0;
+  for (AlikeFailures& group : alike(failures)) {
+    const bool has_first = group.all.front() == &first;
+    if (has_first) group.all.erase(group.all.begin());
+    if (group.all.empty()) continue;
+    if (++described > kMostDescribed) {
+      rest.all.insert(rest.all.end(), group.all.begin(), group.all.end());
+      continue;
     }
-    block += at < kMostDescribed ? "\n  then " + summary(failures[at])
-                                 : " " + std::to_string(failures[at].rank);
+    block += "\n  then " +
+             (has_first ? ranks_of(group) + " failed alike" : summary(group));
   }
+  if (!rest.all.empty()) block += "\n  then " + ranks_of(rest) + " failed";
   return block;
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -89,21 +90,34 @@ ErrorRecord read_error_file(const std::filesystem::path& file);
 // left before: "rank 7 has left the group", "rank 7 died".
 std::set<int> ranks_named_in(const std::string& message);
 
-// Returns "rank 9 failed on node 1 (its host): exit code 3"; "hung" instead of
-// "failed" if it made no progress.
+// Returns "rank 9 failed on node 1 (its host): " and the first line of its
+// message, or else how it ended: "exit code 3"; "hung" instead of "failed" if
+// it made no progress. How it ended also comes first if a signal killed it and
+// that is not the end of an exception which nobody caught.
 std::string headline(const WorkerFailure& failure);
-// Returns the headline and, if there is a message, ": " and its first line.
-std::string summary(const WorkerFailure& failure);
+// Returns what headline() leaves out, in lines separated by '\n': how the
+// worker ended, and the rest of its message.
+std::string details(const WorkerFailure& failure);
+
+// Failures whose headlines and first lines differ in the rank and in times
+// only; in the order of the first of them.
+struct AlikeFailures {
+  std::vector<const WorkerFailure*> all{};
+};
+std::vector<AlikeFailures> alike(std::span<const WorkerFailure> failures);
+// Returns the headline of the first, for all: "ranks 0 and 2-7 failed: ...",
+// with the first line of its message, if the headline does not have it.
+std::string summary(const AlikeFailures& failures);
 
 // Returns one block for the user, lines separated by '\n', the last one
 // without. `failures` are sorted by comes_before() and not empty:
 //
-//   rank 1 failed: killed by SIGSEGV (exit code 139)
+//   rank 1 failed: std::runtime_error: what its error file says
 //     local rank 1, pid 4242, after 2.3 s, restarts used 0 of 3
-//     RuntimeError: what its error file says
-//     in train(at::Tensor const&) +0x1c in program
-//     in ... (the innermost frames of its stack)
-//     then rank 0 failed: exit code 1: the first line of its message
+//     killed by SIGABRT (exit code 134)
+//     in train(at::Tensor const&) at train.cpp:57
+//     in ... (its stack from the program's first frame on, shown_frames())
+//     then ranks 0 and 2-7 failed: the first line of their message
 std::string describe(const std::vector<WorkerFailure>& failures,
                      int restarts_used, int max_restarts);
 

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "lockstep/base/crash_handler.h"
+#include "lockstep/base/number_list.h"
 #include "lockstep/base/standby_place.h"
 #include "lockstep/launch/hang_finder.h"
-#include "lockstep/launch/number_list.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::internal {

@@ -9,13 +9,14 @@
 
 namespace lockstep::internal::testing {
 
-// Returns the words of the c10::DistBackendError that `call` throws, without
-// LibTorch's backtrace; the test fails if `call` throws none.
+// Returns the words of the c10::DistBackendError that `call` throws; the test
+// fails if it throws none, or one with LibTorch's backtrace.
 inline std::string failure_of(const std::function<void()>& call) {
   try {
     call();
   } catch (const c10::DistBackendError& error) {
-    return error.what_without_backtrace();
+    EXPECT_STREQ(error.what(), error.what_without_backtrace());
+    return error.what();
   }
   ADD_FAILURE() << "no c10::DistBackendError was thrown";
   return {};

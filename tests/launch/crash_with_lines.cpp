@@ -10,9 +10,14 @@
 
 namespace {
 
-// Not exported, so that only debug information names them.
-[[gnu::noinline]] void write_there(volatile int* place) {
+// Not exported, so that only the table of symbols and debug information name
+// them.
+[[gnu::always_inline]] inline void write_to(volatile int* place) {
   *place = 1;  // the line of the crash
+}
+
+[[gnu::noinline]] void write_there(volatile int* place) {
+  write_to(place);  // the line of the inlined call
 }
 
 [[gnu::noinline]] void wait_there() {

@@ -15,6 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 class LauncherFaults : public LauncherTest {
@@ -111,10 +112,9 @@ TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
       kOneThread);
   const auto said = lines(result.err);
   ASSERT_GE(said.size(), 4u) << result.err;
-  EXPECT_THAT(said[0], HasSubstr("rank 1 failed: "));
-  EXPECT_THAT(said[0], HasSubstr("stopped while it was failing"));
-  EXPECT_EQ(said[2], "  no such file");
-  EXPECT_THAT(result.err, HasSubstr("then rank "));
+  EXPECT_THAT(said[0], EndsWith("rank 1 failed: no such file"));
+  EXPECT_THAT(said[2], HasSubstr("stopped while it was failing"));
+  EXPECT_THAT(result.err, HasSubstr("then rank"));
   EXPECT_THAT(result.err, HasSubstr(": rank 1 hung up"));
   EXPECT_TRUE(result.exit_code == 5 || result.exit_code == 7)
       << "of one that ended by itself, not SIGTERM's: " << result.exit_code;
@@ -148,7 +148,7 @@ TEST_F(LauncherFaults, RankThatTheVictimsNameIsTheCause) {
                 HasSubstr("\n  its last line: no such file: x.csv"));
     EXPECT_THAT(result.err, HasSubstr("all_reduce #5 failed: rank 7 has left"));
     // The launcher stops victims before they have told.
-    EXPECT_GE(count(result.err, "\n  then rank "), 1) << result.err;
+    EXPECT_GE(count(result.err, "\n  then rank"), 1) << result.err;
   }
 }
 
@@ -161,9 +161,9 @@ TEST_F(LauncherFaults, EarlierOfTwoErrorsIsTheFirst) {
                  kOneThread);
   const auto said = lines(result.err);
   ASSERT_EQ(said.size(), 4u) << result.err;
-  EXPECT_THAT(said[0], HasSubstr("rank 1 failed"));
-  EXPECT_EQ(said[2], "  early");
-  EXPECT_EQ(said[3], "  then rank 0 failed: exit code 1: late");
+  EXPECT_THAT(said[0], EndsWith("rank 1 failed: early"));
+  EXPECT_THAT(said[2], HasSubstr("exit code 1"));
+  EXPECT_EQ(said[3], "  then rank 0 failed: late");
 }
 
 TEST_F(LauncherFaults, RankThatWasKilledComesBeforeTheErrorsOfItsPeers) {

@@ -1,11 +1,14 @@
-// Stacks of a program with debug information name the lines of its sources.
+// Stacks name the functions of a program, and if it has debug information the
+// lines of its sources.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/native_stack.h"
 #include "lockstep/launch/source_finder.h"
 #include "tests/launch/launcher.h"
@@ -15,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -35,10 +39,17 @@ std::string place_of(const std::string& comment) {
 
 class SourceLines : public LauncherTest {
  protected:
-  void SetUp() override {
-    if (run_program({"/bin/sh", "-c", "addr2line --version"}).exit_code != 0) {
-      GTEST_SKIP() << "there is no addr2line (Debian: binutils)";
-    }
+  // Copies the program, runs `command` on the copy "program" in its folder, and
+  // returns what the launcher says of its crash.
+  std::string said_of_copy(const std::string& command) {
+    fs::copy_file(kProgram, scratch() / "program");
+    const auto changed = run_program(
+        {"/bin/sh", "-c", "cd " + scratch().string() + " && " + command});
+    EXPECT_EQ(changed.exit_code, 0) << changed.err;
+    const auto result = run({"--log-dir=" + (scratch() / "logs").string(),
+                             (scratch() / "program").string()});
+    EXPECT_EQ(result.exit_code, 139);
+    return result.err;
   }
 };
 
@@ -51,7 +62,8 @@ TEST_F(SourceLines, OfACrashAreInTheLaunchersLinesAndInTheReport) {
   EXPECT_THAT(
       result.err,
       AllOf(HasSubstr("write_there(int volatile*) in crash_with_lines at "),
-            HasSubstr(place_of("the line of the crash") + "\n"),
+            ContainsRegex(place_of("the line of the crash") + " inlined at .*" +
+                          place_of("the line of the inlined call") + "\n"),
             HasSubstr(place_of("the line of the call") + "\n")));
   const auto document = nlohmann::json::parse(read_file(report));
   EXPECT_THAT(document.dump(), HasSubstr(place_of("the line of the crash")));
@@ -60,7 +72,12 @@ TEST_F(SourceLines, OfACrashAreInTheLaunchersLinesAndInTheReport) {
 TEST_F(SourceLines, OfAThreadAreInWhatLockstepStacksPrints) {
   auto job = start({"--rdzv-id=lines", kProgram, "wait"});
   job->await_output("ready");
-  const auto stacks = run_command({"stacks", "lines"});
+  // The process connects to the agent in a thread, which may come later.
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  auto stacks = run_command({"stacks", "lines"});
+  while (stacks.exit_code != 0 && !deadline.expired()) {
+    stacks = run_command({"stacks", "lines"});
+  }
   EXPECT_EQ(stacks.exit_code, 0) << stacks.err;
   EXPECT_THAT(stacks.out,
               AllOf(HasSubstr("wait_there() in crash_with_lines at "),
@@ -69,37 +86,50 @@ TEST_F(SourceLines, OfAThreadAreInWhatLockstepStacksPrints) {
   job->finish();
 }
 
-// As for a program without debug information.
-TEST_F(SourceLines, WithoutAddr2lineTheFramesStayAsTheyAre) {
+// The table of symbols, which every program has, was not read.
+TEST_F(SourceLines, AProgramWithoutDebugInformationHasNamedFunctions) {
+  const std::string said = said_of_copy("objcopy --strip-debug program");
+  EXPECT_THAT(said,
+              AllOf(HasSubstr("\n  in (anonymous namespace)::write_there(int "
+                              "volatile*) in program\n  in main in program\n"),
+                    Not(HasSubstr("crash_with_lines.cpp"))));
+}
+
+TEST_F(SourceLines, AStrippedProgramHasPlacesOnly) {
+  EXPECT_THAT(said_of_copy("strip program"), HasSubstr("\n  in program +0x"));
+}
+
+TEST_F(SourceLines, DebugInformationMayLieInAFileOfItsOwn) {
+  EXPECT_THAT(said_of_copy("objcopy --only-keep-debug program program.debug && "
+                           "strip --strip-debug --strip-unneeded program && "
+                           "objcopy --add-gnu-debuglink=program.debug program"),
+              HasSubstr("write_there(int volatile*) in program at "));
+}
+
+// Clang writes no such table.
+TEST_F(SourceLines, LinesAreFoundWithoutATableOfAddresses) {
+  EXPECT_THAT(said_of_copy("objcopy --remove-section=.debug_aranges program"),
+              HasSubstr(place_of("the line of the call") + "\n"));
+}
+
+TEST_F(SourceLines, WithoutTheModuleTheFramesStayAsTheyAre) {
   const auto result =
       run({"--log-dir=" + (scratch() / "logs").string(), kProgram},
-          {.environment = {"PATH=/nowhere"}});
+          {.environment = {"LOCKSTEP_MODULE_PATH=/nowhere"}});
   EXPECT_EQ(result.exit_code, 139);
   EXPECT_THAT(result.err, AllOf(HasSubstr("\n  in crash_with_lines +0x"),
                                 Not(HasSubstr("crash_with_lines.cpp"))));
 }
 
-// An addr2line that never ends, in whose place others may be.
-TEST_F(SourceLines, AProgramThatHangsIsNotWaitedForLong) {
-  fs::create_directories(scratch() / "bin");
-  const fs::path hanging = scratch() / "bin/addr2line";
-  std::ofstream(hanging) << "#!/bin/sh\nexec sleep 300\n";
-  fs::permissions(hanging, fs::perms::owner_all);
-  const auto result =
-      run({"--log-dir=" + (scratch() / "logs").string(), kProgram},
-          {.environment = {"PATH=" + (scratch() / "bin").string() +
-                           ":/usr/bin:/bin"}});
-  EXPECT_EQ(result.exit_code, 139);
-  EXPECT_THAT(result.err, HasSubstr("\n  in crash_with_lines +0x"));
-  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
-}
-
-TEST(SourceFinder, OnlyModulesWithATableOfLinesAreRead) {
-  EXPECT_TRUE(has_source_lines(kProgram));
-  EXPECT_FALSE(has_source_lines("/bin/sh"));
-  EXPECT_FALSE(has_source_lines("/no/such/file"));
-  EXPECT_FALSE(has_source_lines("/dev/null"));
-  EXPECT_FALSE(has_source_lines(LOCKSTEP_CRASH_SOURCE));
+TEST_F(SourceLines, WhatIsNoProgramIsNotRead) {
+  const fs::path fifo = scratch() / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& file :
+       {fifo.string(), std::string("/dev/zero"), std::string("/no/such/file"),
+        scratch().string(), std::string(LOCKSTEP_CRASH_SOURCE)}) {
+    EXPECT_THAT(SourceFinder().texts({file + "(+0x12) [0x11]"}),
+                ElementsAre(file.substr(file.rfind('/') + 1) + " +0x12"));
+  }
 }
 
 TEST(SourceFinder, WhatIsNoFrameStaysAsItIs) {
@@ -116,6 +146,35 @@ TEST(SourceFinder, FramesOfModulesWithoutLinesAreForPeople) {
   EXPECT_THAT(SourceFinder().texts({"/usr/lib/liba.so(_ZN1a1bEi+0x1c) [0x12]",
                                     "/no/such (x)/libb.so(+0x1234) [0x1233]"}),
               ElementsAre("a::b(int) +0x1c in liba.so", "libb.so +0x1234"));
+}
+
+TEST(SourceFinder, AFunctionOfCIsNotATypeOfCpp) {
+  EXPECT_THAT(SourceFinder().texts({"/usr/lib/liba.so(f+0x1c) [0x12]"}),
+              ElementsAre("f +0x1c in liba.so"));
+}
+
+TEST(Frames, BeginWithTheProgramAndFoldLibraries) {
+  const std::vector<std::string> all{
+      "libc.so.6 +0x3",
+      "at::_ops::mm::call(at::Tensor const&) +0x1 in libtorch_cpu.so",
+      "void c10::check<int>() in train",
+      "std::vector<int>::at(unsigned long) in train",
+      "lockstep::all_reduce(at::Tensor const&) in train at a.cpp:1",
+      "(anonymous namespace)::step() in train at train.cpp:57",
+      "at::mm(at::Tensor const&) +0x1c in libtorch_cpu.so",
+      "void loop<int>(int) in train at train.cpp:80",
+      "main in train",
+      "libc.so.6 +0x2724a",
+      "_start +0x21 in train"};
+  EXPECT_THAT(shown_frames(all, 3),
+              ElementsAre(all[5], all[6], all[7],
+                          "libc.so.6 +0x3, 5 frames further in"));
+  EXPECT_THAT(folded_frames(all),
+              ElementsAre(all[0], "... 3 frames of libraries", all[4], all[5],
+                          all[6], all[7], all[8], all[9], all[10]));
+  EXPECT_THAT(shown_frames({all[0], all[1]}, 6), ElementsAre(all[0], all[1]));
+  EXPECT_THAT(shown_frames({all[8], all[9]}, 6), ElementsAre(all[8]));
+  EXPECT_THAT(shown_frames({}, 6), ElementsAre());
 }
 
 }  // namespace

@@ -3,10 +3,13 @@
 #include "lockstep/launch/worker_failure.h"
 
 #include <gmock/gmock.h>
+#include <signal.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <fstream>
+
+#include "lockstep/base/number_list.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -91,6 +94,9 @@ TEST(WorkerFailure, EchoesNameRanks) {
   EXPECT_EQ(ranks_named_in("rank 4 did not come; rank  died; rank x died"),
             std::set<int>());
   EXPECT_EQ(ranks_named_in("rank 99999999999999 died"), std::set<int>());
+  EXPECT_EQ(ranks_named_in("ranks 1, 3 and 5-7 died; ranks 8 and 9 came"),
+            (std::set<int>{1, 3, 5, 6, 7}));
+  EXPECT_EQ(ranks_named_in("ranks 0-2000000000 died"), std::set<int>());
 }
 
 class ErrorFile : public ::testing::Test {
@@ -161,17 +167,87 @@ TEST_F(ErrorFile, OddOnesAreNoMatter) {
   }
 }
 
-TEST(WorkerFailure, EveryFailedRankIsListed) {
+// N ranks that failed of one cause said the same N times.
+TEST(WorkerFailure, EachTextIsToldOnceWithItsRanks) {
   std::vector<WorkerFailure> failures{threw(5, 10, FailureKind::cause, 9)};
-  failures[0].error.message = "first\nsecond";
-  for (int rank = 10; rank < 30; ++rank) failures.push_back(failed(rank, 11));
-  failures[1].error.message = "gone\ntrace";
+  failures[0].error.message = "std::runtime_error: first\nsecond";
+  failures[0].exit_code = 134;
+  failures[0].signal = SIGABRT;
+  for (int rank : {0, 1, 2, 3, 7}) {
+    failures.push_back(threw(rank, 11, FailureKind::echo, 10));
+    const auto number = std::to_string(rank);
+    failures.back().error.message =
+        "all_reduce #7 on rank " + number + " failed after " + number +
+        "1 ms: rank 1: 4; ranks 0, 2 and 3: 5; flight record: /tmp/rank" +
+        number + ".json";
+  }
+  failures.push_back(failed(4, 12));
+  failures.push_back(failed(6, 12));
+  const std::string text = describe(failures, 0, 3);
+  EXPECT_THAT(text, ::testing::StartsWith(
+                        "rank 5 failed: std::runtime_error: first\n  local"));
+  EXPECT_THAT(text,
+              ::testing::EndsWith(
+                  "\n  killed by SIGABRT (exit code 134)\n  second"
+                  "\n  then ranks 0-3 and 7 failed: all_reduce #7 on rank "
+                  "0 failed after 01 ms: rank 1: 4; ranks 0, 2 and 3: 5; "
+                  "flight record: /tmp/rank0.json"
+                  "\n  then ranks 4 and 6 failed: exit code 1"));
+  failures.erase(failures.begin());
+  EXPECT_THAT(
+      describe(failures, 0, 3),
+      ::testing::EndsWith("\n  exit code 1"
+                          "\n  then ranks 1-3 and 7 failed alike"
+                          "\n  then ranks 4 and 6 failed: exit code 1"));
+}
+
+TEST(WorkerFailure, EveryFailedRankIsListed) {
+  std::vector<WorkerFailure> failures{failed(5, 10)};
+  for (int rank = 10; rank < 30; ++rank) {
+    failures.push_back(threw(rank, 11, FailureKind::cause, 11));
+    failures.back().error.message = std::string(rank, 'x') + "\ntrace";
+  }
   const std::string text = describe(failures, 0, 3);
   EXPECT_THAT(text, ::testing::StartsWith("rank 5 failed: exit code 1\n"));
-  EXPECT_THAT(text, ::testing::HasSubstr("\n  first\n  second\n"));
-  EXPECT_THAT(text, ::testing::HasSubstr(
-                        "\n  then rank 10 failed: exit code 1: gone\n"));
-  EXPECT_THAT(text, ::testing::EndsWith("then 5 more: 25 26 27 28 29"));
+  EXPECT_THAT(text,
+              ::testing::HasSubstr("\n  then rank 10 failed: xxxxxxxxxx\n"));
+  EXPECT_THAT(text, ::testing::EndsWith("\n  then ranks 26-29 failed"));
+}
+
+// A signal from outside says more than an error that was caught before.
+TEST(WorkerFailure, AKilledRankIsNotSaidToHaveThrown) {
+  WorkerFailure killed = threw(1, 10, FailureKind::cause, 9);
+  killed.error.message = "all_reduce #7 failed";
+  killed.exit_code = 137;
+  killed.signal = SIGKILL;
+  EXPECT_EQ(headline(killed),
+            "rank 1 failed: killed by SIGKILL (exit code 137)");
+  EXPECT_EQ(details(killed), "all_reduce #7 failed");
+  killed.exit_code = 134;
+  killed.signal = SIGABRT;
+  EXPECT_EQ(headline(killed), "rank 1 failed: all_reduce #7 failed");
+  killed.error.message = "SIGABRT";
+  EXPECT_EQ(headline(killed),
+            "rank 1 failed: killed by SIGABRT (exit code 134)");
+}
+
+TEST(NumberList, IsReadAsItIsWritten) {
+  for (const std::vector<int>& numbers :
+       std::vector<std::vector<int>>{{3},
+                                     {0, 1},
+                                     {0, 2, 4},
+                                     {0, 1, 2},
+                                     {0, 4, 5, 6, 9},
+                                     {7, 8, 9, 11, 12}}) {
+    const std::string text = name_numbers("rank", numbers);
+    std::string_view rest(text);
+    rest.remove_prefix(numbers.size() == 1 ? 5 : 6);
+    EXPECT_EQ(read_numbers(rest), numbers) << text;
+    EXPECT_EQ(rest, "");
+  }
+  EXPECT_EQ(name_numbers("rank", std::vector{0, 2, 4, 5, 6, 7}),
+            "ranks 0, 2 and 4-7");
+  EXPECT_EQ(name_numbers("node", std::vector{1, 2}), "nodes 1 and 2");
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ double nearly(int64_t epoch) { return epoch % 7 == 0 ? 0.5 : 1.01; }
 
 std::vector<SchedulerCase> make_cases() {
   const LinearLROptions warmup{.start_factor = 0.1, .total_iters = 5};
-  const CosineAnnealingLROptions cosine{.t_max = 40, .eta_min = 1e-3};
+  const CosineAnnealingLROptions cosine{.T_max = 40, .eta_min = 1e-3};
   return {
       {"step", false, of(StepLROptions{.step_size = 7})},
       {"step_gamma", true, of(StepLROptions{.step_size = 3, .gamma = 0.9})},
@@ -63,14 +63,14 @@ std::vector<SchedulerCase> make_cases() {
       {"polynomial", false, of(PolynomialLROptions{})},
       {"polynomial_power", false,
        of(PolynomialLROptions{.total_iters = 45, .power = 2.5})},
-      {"cosine", false, of(CosineAnnealingLROptions{.t_max = 50})},
+      {"cosine", false, of(CosineAnnealingLROptions{.T_max = 50})},
       {"cosine_again", false,
-       of(CosineAnnealingLROptions{.t_max = 9, .eta_min = 0.005})},
-      {"cosine_one", false, of(CosineAnnealingLROptions{.t_max = 1})},
-      {"restarts", false, of(CosineAnnealingWarmRestartsOptions{.t_0 = 11})},
+       of(CosineAnnealingLROptions{.T_max = 9, .eta_min = 0.005})},
+      {"cosine_one", false, of(CosineAnnealingLROptions{.T_max = 1})},
+      {"restarts", false, of(CosineAnnealingWarmRestartsOptions{.T_0 = 11})},
       {"restarts_longer", false,
        of(CosineAnnealingWarmRestartsOptions{
-           .t_0 = 4, .t_mult = 2, .eta_min = 0.001})},
+           .T_0 = 4, .T_mult = 2, .eta_min = 0.001})},
       {"one_cycle", false,
        of(OneCycleLROptions{.max_lr = 0.5, .total_steps = 60})},
       {"one_cycle_adam", true,
@@ -141,7 +141,7 @@ std::vector<SchedulerCase> make_cases() {
            .milestones = {5, 20, 35, 45}})},
       {"sequence_of_open", false,
        of(SequentialLROptions{
-           .schedulers = {warmup, CosineAnnealingWarmRestartsOptions{.t_0 = 4},
+           .schedulers = {warmup, CosineAnnealingWarmRestartsOptions{.T_0 = 4},
                           LambdaLROptions{.lr_lambda = falling},
                           MultiplicativeLROptions{.lr_lambda = nearly},
                           SWALROptions{.swa_lr = 0.05, .anneal_epochs = 4}},

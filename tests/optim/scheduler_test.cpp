@@ -212,7 +212,7 @@ TEST(Schedulers, AStateThatDoesNotFitIsRefusedAndNothingChanged) {
 TEST(Schedulers, AHostileStateDoesNoHarm) {
   const Trained trained(false);
   CosineAnnealingWarmRestarts restarts(*trained.optimizer,
-                                       {.t_0 = 1, .t_mult = 2});
+                                       {.T_0 = 1, .T_mult = 2});
   auto state = *restarts.state_dict().as<StateTree::Dict>();
   const int64_t large = int64_t{1} << 53;
   for (const char* name : {"T_0", "T_mult", "T_i", "T_cur", "last_epoch"}) {
@@ -240,10 +240,10 @@ TEST(Schedulers, OptionsThatMakeNoSenseAreRefusedAndNothingChanged) {
       {[&] { LinearLR(o, {.start_factor = 0}); }, "start_factor is 0.0"},
       {[&] { LinearLR(o, {.end_factor = 2}); }, "end_factor is 2.0"},
       {[&] { ExponentialLR(o, {}); }, "gamma is not given"},
-      {[&] { CosineAnnealingLR(o, {}); }, "t_max is 0"},
-      {[&] { CosineAnnealingWarmRestarts(o, {}); }, "t_0 is 0"},
-      {[&] { CosineAnnealingWarmRestarts(o, {.t_0 = 1, .t_mult = 0}); },
-       "t_mult 0"},
+      {[&] { CosineAnnealingLR(o, {}); }, "T_max is 0"},
+      {[&] { CosineAnnealingWarmRestarts(o, {}); }, "T_0 is 0"},
+      {[&] { CosineAnnealingWarmRestarts(o, {.T_0 = 1, .T_mult = 0}); },
+       "T_mult 0"},
       {[&] { OneCycleLR(o, {.total_steps = 5}); },
        "OneCycleLR: max_lr is not given"},
       {[&] { OneCycleLR(o, {.max_lr = 1}); }, "total_steps is 0, epochs 0"},
@@ -371,7 +371,7 @@ TEST(Schedulers, AnAddedGroupTakesPart) {
                   1),
               DoubleEq(0.4 * 4));
   EXPECT_THAT(
-      after([](auto& o) { return CosineAnnealingWarmRestarts(o, {.t_0 = 10}); },
+      after([](auto& o) { return CosineAnnealingWarmRestarts(o, {.T_0 = 10}); },
             2),
       DoubleEq(0.4 * (1 + std::cos(pi * 0.5)) / 2));
   EXPECT_THAT(after(

@@ -262,7 +262,7 @@ WORLD_TEST(PostLocalSGDOptimizer, AResumedTrainingGoesOnWithItsRates, 1) {
   expect_resumed<optim::SequentialLR>(optim::SequentialLROptions{
       .schedulers = {optim::LinearLROptions{.start_factor = 0.1,
                                             .total_iters = 5},
-                     optim::CosineAnnealingLROptions{.t_max = 20}},
+                     optim::CosineAnnealingLROptions{.T_max = 20}},
       .milestones = {5}});
 }
 

@@ -11,6 +11,8 @@
 - Headers that users may include (LOCKSTEP_PUBLIC_HEADERS) declare their names in
   lockstep, lockstep::nn, lockstep::optim or lockstep::metrics; all others in
   lockstep::internal and nowhere else. No header lets internal names in by a using-directive.
+- Exceptions of LibTorch's types are made from their text alone: with a place in a
+  source, as LibTorch's macros make them, what() ends with a backtrace.
 """
 
 import pathlib
@@ -109,9 +111,21 @@ def check_namespaces(source):
                 yield f"{here}: lets internal names into another namespace"
 
 
+def check_errors(source):
+    for path in sorted((source / "lockstep").rglob("*")):
+        if path.suffix not in {".h", ".cpp", ".cu"}:
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"\b(TORCH_(INTERNAL_ASSERT|CHECK)\w*\(|C10_\w*ERROR|"
+                         r"__FILE__)", line):
+                yield (f"{path}:{number}: throw c10::Error(text), or one of the "
+                       "classes that derive from it")
+
+
 def main():
     source = pathlib.Path(sys.argv[1])
-    faults = [*check_includes(source), *check_namespaces(source)]
+    faults = [*check_includes(source), *check_namespaces(source),
+              *check_errors(source)]
     print(*faults, sep="\n")
     return 1 if faults else 0
 

@@ -41,8 +41,7 @@ Options gloo_options(const Deadline& deadline) {
 void finish(const c10::intrusive_ptr<c10d::Work>& work,
             const Deadline& deadline) {
   if (!work->wait(left(deadline))) {
-    throw c10::DistBackendError({__func__, __FILE__, __LINE__},
-                                "it was aborted");
+    throw c10::DistBackendError("it was aborted");
   }
 }
 
@@ -121,7 +120,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
       break_down(blame == Blame::self ? reason : dead, blame);
       // What kind of failure it is says whether this rank was its cause.
       if (dynamic_cast<const Disagreement*>(&error) != nullptr) {
-        throw Disagreement({"hybrid", __FILE__, __LINE__}, reason);
+        throw Disagreement(reason);
       }
       const bool is_of_peers =
           dynamic_cast<const c10::DistError*>(&error) != nullptr;
@@ -130,7 +129,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
            !is_of_peers)) {
         throw;
       }
-      throw c10::DistBackendError({"hybrid", __FILE__, __LINE__}, reason);
+      throw c10::DistBackendError(reason);
     }
   };
   if (options.asyncOp) {
@@ -164,10 +163,9 @@ void Backend::finish_lane(const WorkPtr& work, const Deadline& deadline) const {
   try {
     finish(work, deadline);
   } catch (const std::exception& error) {
-    throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
-        c10::str("between the hosts, with rank ", links_.lane_peers, ": ",
-                 shm::words_of(error)));
+    throw c10::DistBackendError(c10::str("between the hosts, with rank ",
+                                         links_.lane_peers, ": ",
+                                         shm::words_of(error)));
   }
 }
 
@@ -186,9 +184,9 @@ void Backend::abort_because(const std::string& cause) {
 }
 
 void Backend::abort(const std::string& reason, Blame blame) {
-  queue_->close(std::make_exception_ptr(c10::DistBackendError(
-                    {__func__, __FILE__, __LINE__}, "the group was aborted")),
-                [&] { break_down(reason, blame); });
+  queue_->close(
+      std::make_exception_ptr(c10::DistBackendError("the group was aborted")),
+      [&] { break_down(reason, blame); });
 }
 
 void Backend::keep_cause(const std::string& cause) {

@@ -32,7 +32,6 @@ std::vector<std::string> told(const BackendRequest& request, const char* what,
     return gather_texts(request.members(), what, own, deadline);
   } catch (const RanksAbsent& error) {
     throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
         c10::str(error.what_without_backtrace(),
                  " (for a Python rank, name \"cpu:gloo\" on all ranks)"));
   }

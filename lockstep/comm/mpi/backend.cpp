@@ -83,8 +83,7 @@ void Backend::break_off(const std::string& reason) {
   }
   never_finalize();
   communicator_->abandon();
-  queue_.close(std::make_exception_ptr(
-      c10::DistBackendError({__func__, __FILE__, __LINE__}, reason)));
+  queue_.close(std::make_exception_ptr(c10::DistBackendError(reason)));
 }
 
 void Backend::abort() { break_off("this rank has left the group"); }
@@ -264,7 +263,7 @@ Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& opts) {
 void Backend::require_whole() {
   std::lock_guard lock(reason_mutex_);
   if (reason_.empty()) return;
-  throw c10::DistBackendError({__func__, __FILE__, __LINE__}, reason_);
+  throw c10::DistBackendError(reason_);
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {

@@ -108,8 +108,8 @@ class Message final : public c10d::Work {
     return true;
   }
   void abort() override {
-    give_up(std::make_exception_ptr(c10::DistBackendError(
-        {__func__, __FILE__, __LINE__}, std::string(call_) + " was aborted")));
+    give_up(std::make_exception_ptr(
+        c10::DistBackendError(std::string(call_) + " was aborted")));
   }
 
  private:

@@ -35,13 +35,11 @@ void Backoff::pause() {
 void throw_if_over(const char* call, const Deadline& deadline,
                    const Communicator* communicator) {
   if (communicator != nullptr && communicator->abandoned()) {
-    throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
-        std::string(call) + " was given up: this rank has left the group");
+    throw c10::DistBackendError(std::string(call) +
+                                " was given up: this rank has left the group");
   }
   if (deadline.expired()) {
     throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
         c10::str(call, " had not ended after ", deadline.elapsed().count(),
                  " ms (allowed ", deadline.allowed().count(),
                  " ms): a rank is late, dead, or in another operation"));

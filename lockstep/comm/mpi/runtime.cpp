@@ -49,8 +49,7 @@ void check(int code, const char* call) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   MPI_Error_string(code, text.data(), &length);
-  throw c10::DistBackendError({__func__, __FILE__, __LINE__},
-                              std::string(call) + ": " + text.data());
+  throw c10::DistBackendError(std::string(call) + ": " + text.data());
 }
 
 std::unique_lock<std::mutex> calls_guard() {

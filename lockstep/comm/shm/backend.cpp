@@ -65,7 +65,6 @@ void Backend::leave() {
 
 void Backend::close_queue(const std::function<void()>& tell_peers) {
   queue_->close(std::make_exception_ptr(c10::DistBackendError(
-                    {__func__, __FILE__, __LINE__},
                     "the group was aborted on this rank")),
                 tell_peers);
 }

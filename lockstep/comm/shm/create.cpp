@@ -37,7 +37,7 @@ void wait_until_all_know(c10d::Store& store, int size) {
 }
 
 [[noreturn]] void fail(const std::string& why) {
-  throw c10::DistBackendError({"create", __FILE__, __LINE__}, why);
+  throw c10::DistBackendError(why);
 }
 
 // What a rank says about its host: the identity, which is compared, and a name

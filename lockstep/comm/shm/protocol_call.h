@@ -20,14 +20,14 @@ namespace lockstep::internal::shm {
 template <typename Call>
 decltype(auto) translated(Call&& call) {
   auto as_c10 = [](const std::exception& error) {
-    return c10::DistBackendError({"shm", __FILE__, __LINE__}, error.what());
+    return c10::DistBackendError(error.what());
   };
   try {
     return std::forward<Call>(call)();
   } catch (const GroupBroken& error) {
     throw as_c10(error);
   } catch (const CallMismatch& error) {
-    throw Disagreement({"shm", __FILE__, __LINE__}, error.what());
+    throw Disagreement(error.what());
   } catch (const MessageGivenUp& error) {
     throw as_c10(error);
   } catch (const Unavailable& error) {

@@ -38,6 +38,9 @@ class ChainedScheduler final : public LRScheduler {
                    const ChainedSchedulerOptions& options)
       : ChainedScheduler(std::make_shared<internal::SchedulerGroups>(optimizer),
                          options) {}
+  template <class = void>
+  explicit ChainedScheduler(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   ChainedScheduler(internal::SchedulerGroupsPtr groups,
                    const ChainedSchedulerOptions& options);
 

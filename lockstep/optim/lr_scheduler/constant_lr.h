@@ -27,6 +27,9 @@ class ConstantLR final : public internal::FormulaScheduler {
                       const ConstantLROptions& options = {})
       : ConstantLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                    options) {}
+  template <class = void>
+  explicit ConstantLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   ConstantLR(internal::SchedulerGroupsPtr groups,
              const ConstantLROptions& options);
 

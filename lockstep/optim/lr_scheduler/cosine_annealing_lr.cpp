@@ -10,10 +10,10 @@ namespace lockstep::optim {
 CosineAnnealingLR::CosineAnnealingLR(internal::SchedulerGroupsPtr groups,
                                      const CosineAnnealingLROptions& options)
     : FormulaScheduler(std::move(groups), "CosineAnnealingLR"),
-      t_max_(options.t_max),
+      t_max_(options.T_max),
       eta_min_(options.eta_min) {
   if (t_max_ < 1) {
-    throw std::invalid_argument("CosineAnnealingLR: t_max is " +
+    throw std::invalid_argument("CosineAnnealingLR: T_max is " +
                                 std::to_string(t_max_) +
                                 "; give a number of epochs, at least 1");
   }

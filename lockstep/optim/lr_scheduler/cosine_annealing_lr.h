@@ -13,9 +13,9 @@ struct CosineAnnealingLROptions {
 
   // ---- Behaviour ----
 
-  // The epoch in which the rates reach eta_min (Python's T_max); 1 or more.
+  // The epoch in which the rates reach eta_min; 1 or more.
   // After it the rates rise again. Required.
-  int64_t t_max{0};
+  int64_t T_max{0};
 
   // Default: 0.
   double eta_min{0};
@@ -30,6 +30,9 @@ class CosineAnnealingLR final : public internal::FormulaScheduler {
                     const CosineAnnealingLROptions& options)
       : CosineAnnealingLR(
             std::make_shared<internal::SchedulerGroups>(optimizer), options) {}
+  template <class = void>
+  explicit CosineAnnealingLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   CosineAnnealingLR(internal::SchedulerGroupsPtr groups,
                     const CosineAnnealingLROptions& options);
 

@@ -11,13 +11,13 @@ CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(
     internal::SchedulerGroupsPtr groups,
     const CosineAnnealingWarmRestartsOptions& options)
     : FormulaScheduler(std::move(groups), "CosineAnnealingWarmRestarts"),
-      t_0_(options.t_0),
-      t_mult_(options.t_mult),
+      t_0_(options.T_0),
+      t_mult_(options.T_mult),
       eta_min_(options.eta_min),
-      t_i_(options.t_0) {
+      t_i_(options.T_0) {
   if (t_0_ < 1 || t_mult_ < 1) {
-    throw std::invalid_argument("CosineAnnealingWarmRestarts: t_0 is " +
-                                std::to_string(t_0_) + " and t_mult " +
+    throw std::invalid_argument("CosineAnnealingWarmRestarts: T_0 is " +
+                                std::to_string(t_0_) + " and T_mult " +
                                 std::to_string(t_mult_) +
                                 "; give integers of at least 1");
   }

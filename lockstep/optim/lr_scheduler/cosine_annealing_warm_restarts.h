@@ -13,13 +13,13 @@ struct CosineAnnealingWarmRestartsOptions {
 
   // ---- Behaviour ----
 
-  // The number of epochs until the first restart (Python's T_0); 1 or more.
+  // The number of epochs until the first restart; 1 or more.
   // Required.
-  int64_t t_0{0};
+  int64_t T_0{0};
 
-  // The factor by which each period is longer than the one before (Python's
-  // T_mult); 1 or more. Default: 1.
-  int64_t t_mult{1};
+  // The factor by which each period is longer than the one before; 1 or more.
+  // Default: 1.
+  int64_t T_mult{1};
 
   // The rate before a restart. Default: 0.
   double eta_min{0};
@@ -35,6 +35,9 @@ class CosineAnnealingWarmRestarts final : public internal::FormulaScheduler {
                               const CosineAnnealingWarmRestartsOptions& options)
       : CosineAnnealingWarmRestarts(
             std::make_shared<internal::SchedulerGroups>(optimizer), options) {}
+  template <class = void>
+  explicit CosineAnnealingWarmRestarts(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   CosineAnnealingWarmRestarts(
       internal::SchedulerGroupsPtr groups,
       const CosineAnnealingWarmRestartsOptions& options);

@@ -63,6 +63,9 @@ class CyclicLR final : public internal::FormulaScheduler {
   CyclicLR(torch::optim::Optimizer& optimizer, const CyclicLROptions& options)
       : CyclicLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                  options) {}
+  template <class = void>
+  explicit CyclicLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   CyclicLR(internal::SchedulerGroupsPtr groups, const CyclicLROptions& options);
 
   std::function<void()> prepare_load(const StateTree& state) override;

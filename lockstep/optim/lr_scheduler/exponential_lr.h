@@ -26,6 +26,9 @@ class ExponentialLR final : public internal::FormulaScheduler {
                 const ExponentialLROptions& options)
       : ExponentialLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                       options) {}
+  template <class = void>
+  explicit ExponentialLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   ExponentialLR(internal::SchedulerGroupsPtr groups,
                 const ExponentialLROptions& options);
 

@@ -26,6 +26,9 @@ class LambdaLR final : public internal::FormulaScheduler {
   LambdaLR(torch::optim::Optimizer& optimizer, const LambdaLROptions& options)
       : LambdaLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                  options) {}
+  template <class = void>
+  explicit LambdaLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   LambdaLR(internal::SchedulerGroupsPtr groups, const LambdaLROptions& options);
 
  private:

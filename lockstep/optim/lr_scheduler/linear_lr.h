@@ -30,6 +30,9 @@ class LinearLR final : public internal::FormulaScheduler {
                     const LinearLROptions& options = {})
       : LinearLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                  options) {}
+  template <class = void>
+  explicit LinearLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   LinearLR(internal::SchedulerGroupsPtr groups, const LinearLROptions& options);
 
  private:

@@ -31,7 +31,7 @@ struct LinearScalingOptions {
 //       optim::scale_lr_linearly(optimizer, {.warmup_iters = 500});
 //   optim::SequentialLR scheduler(
 //       optimizer,
-//       {.schedulers = {warmup, optim::CosineAnnealingLROptions{.t_max =
+//       {.schedulers = {warmup, optim::CosineAnnealingLROptions{.T_max =
 //       9500}},
 //        .milestones = {warmup.total_iters}});
 //

@@ -18,7 +18,7 @@ namespace lockstep::optim {
 // Python's bit for bit. A state can be exchanged with Python.
 //
 //   optim::SGD optimizer(model->parameters(), {.lr = 0.1});
-//   optim::CosineAnnealingLR scheduler(optimizer, {.t_max = epochs});
+//   optim::CosineAnnealingLR scheduler(optimizer, {.T_max = epochs});
 //   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
 //     ... train, with optimizer.step() for each batch ...
 //     scheduler.step();

@@ -30,6 +30,9 @@ class MultiStepLR final : public internal::FormulaScheduler {
               const MultiStepLROptions& options)
       : MultiStepLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                     options) {}
+  template <class = void>
+  explicit MultiStepLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   MultiStepLR(internal::SchedulerGroupsPtr groups,
               const MultiStepLROptions& options);
 

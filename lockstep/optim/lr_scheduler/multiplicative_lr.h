@@ -28,6 +28,9 @@ class MultiplicativeLR final : public internal::FormulaScheduler {
                    const MultiplicativeLROptions& options)
       : MultiplicativeLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                          options) {}
+  template <class = void>
+  explicit MultiplicativeLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   MultiplicativeLR(internal::SchedulerGroupsPtr groups,
                    const MultiplicativeLROptions& options);
 

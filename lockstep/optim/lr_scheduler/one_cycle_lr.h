@@ -66,6 +66,9 @@ class OneCycleLR final : public internal::FormulaScheduler {
              const OneCycleLROptions& options)
       : OneCycleLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                    options) {}
+  template <class = void>
+  explicit OneCycleLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   OneCycleLR(internal::SchedulerGroupsPtr groups,
              const OneCycleLROptions& options);
 

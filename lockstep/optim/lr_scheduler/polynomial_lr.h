@@ -28,6 +28,9 @@ class PolynomialLR final : public internal::FormulaScheduler {
                         const PolynomialLROptions& options = {})
       : PolynomialLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                      options) {}
+  template <class = void>
+  explicit PolynomialLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   PolynomialLR(internal::SchedulerGroupsPtr groups,
                const PolynomialLROptions& options);
 

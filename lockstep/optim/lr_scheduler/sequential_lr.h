@@ -33,7 +33,7 @@ struct SequentialLROptions {
 //       optimizer,
 //       {.schedulers = {optim::LinearLROptions{.start_factor = 0.1,
 //                                              .total_iters = 5},
-//                       optim::CosineAnnealingLROptions{.t_max = 95}},
+//                       optim::CosineAnnealingLROptions{.T_max = 95}},
 //        .milestones = {5}});
 //
 // A scheduler begins at its epoch 0, from the initial rates if it has a closed
@@ -48,6 +48,9 @@ class SequentialLR final : public LRScheduler {
                const SequentialLROptions& options)
       : SequentialLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                      options) {}
+  template <class = void>
+  explicit SequentialLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   SequentialLR(internal::SchedulerGroupsPtr groups,
                const SequentialLROptions& options);
 

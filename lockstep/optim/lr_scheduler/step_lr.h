@@ -25,6 +25,9 @@ class StepLR final : public internal::FormulaScheduler {
   StepLR(torch::optim::Optimizer& optimizer, const StepLROptions& options)
       : StepLR(std::make_shared<internal::SchedulerGroups>(optimizer),
                options) {}
+  template <class = void>
+  explicit StepLR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   // For a part of a SequentialLR or ChainedScheduler, as in all schedulers.
   StepLR(internal::SchedulerGroupsPtr groups, const StepLROptions& options);
 

@@ -35,6 +35,9 @@ class SWALR final : public internal::FormulaScheduler {
   SWALR(torch::optim::Optimizer& optimizer, const SWALROptions& options)
       : SWALR(std::make_shared<internal::SchedulerGroups>(optimizer), options) {
   }
+  template <class = void>
+  explicit SWALR(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
   SWALR(internal::SchedulerGroupsPtr groups, const SWALROptions& options);
 
  private:

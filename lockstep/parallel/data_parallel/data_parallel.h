@@ -193,8 +193,6 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
 };
 
 template <typename Module>
-DataParallel(Module) -> DataParallel<Module>;
-template <typename Module>
-DataParallel(Module, const DataParallelOptions&) -> DataParallel<Module>;
+DataParallel(Module, ...) -> DataParallel<Module>;
 
 }  // namespace lockstep

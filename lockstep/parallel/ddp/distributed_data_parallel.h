@@ -88,6 +88,9 @@ class DistributedDataParallel
       const DistributedDataParallelOptions& options = {})
       : WrappedModule<DistributedDataParallel, Module>(given),
         state_(std::make_unique<internal::DdpState>(*module(), options)) {}
+  template <class = void>
+  explicit DistributedDataParallel(  // no such option
+      const typename internal::ModulePointer<Module>::Given&, ...) = delete;
 
   // Takes the arguments of the module's forward and returns its result. What
   // forward puts into arguments that it takes by reference, and what it changes
@@ -199,9 +202,6 @@ class DistributedDataParallel
 };
 
 template <typename Module>
-DistributedDataParallel(Module) -> DistributedDataParallel<Module>;
-template <typename Module>
-DistributedDataParallel(Module, const DistributedDataParallelOptions&)
-    -> DistributedDataParallel<Module>;
+DistributedDataParallel(Module, ...) -> DistributedDataParallel<Module>;
 
 }  // namespace lockstep

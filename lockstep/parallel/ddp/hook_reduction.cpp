@@ -128,8 +128,7 @@ class HookReduction final : public BucketReduction {
                                   [&] { return arrival->here; })) {
       return;
     }
-    C10_THROW_ERROR(
-        DistBackendError,
+    throw c10::DistBackendError(
         c10::str("rank ", group_->global_rank(group_->rank()),
                  ": the communication hook's future for bucket ", bucket,
                  " was not complete after ", allowed.count(),

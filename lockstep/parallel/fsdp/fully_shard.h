@@ -118,6 +118,9 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
                       const FullyShardOptions& options = {})
       : WrappedModule<FullyShard, Module>(given),
         unit_(internal::ShardedUnit::make(*module(), options)) {}
+  template <class = void>
+  explicit FullyShard(  // no such option
+      const typename Pointer::Given&, ...) = delete;
   // `make()` returns the module.
   template <typename Make>
     requires(!std::convertible_to<const Make&, typename Pointer::Given>) &&
@@ -224,8 +227,6 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
 };
 
 template <typename Module>
-FullyShard(Module) -> FullyShard<Module>;
-template <typename Module>
-FullyShard(Module, const FullyShardOptions&) -> FullyShard<Module>;
+FullyShard(Module, ...) -> FullyShard<Module>;
 
 }  // namespace lockstep

@@ -226,7 +226,7 @@ void ShardingRoot::require_same_trained(
   const auto found = order.difference(
       group_, [this](size_t number) { return name_of(number); }, bits);
   if (!found) return;
-  C10_THROW_ERROR(DistBackendError, "FullyShard: " + *found);
+  throw c10::DistBackendError("FullyShard: " + *found);
 }
 
 // Collective. There are as many neighbours as `ranks` says.
@@ -305,7 +305,7 @@ void ShardingRoot::compare_orders(bool reduced) {
   }
   if (!found) return;
   order_.clear();  // it may be another on each rank
-  C10_THROW_ERROR(DistBackendError, "FullyShard: " + *found);
+  throw c10::DistBackendError("FullyShard: " + *found);
 }
 
 void ShardingRoot::gather(ShardedUnit& unit) {

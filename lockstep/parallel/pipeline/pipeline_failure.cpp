@@ -105,10 +105,10 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
       if (!silent.empty()) words += "; of the pipeline's ranks, " + silent;
     }
     leave(words);
-    TORCH_CHECK_WITH(DistBackendError, silent.empty(), words);
+    if (!silent.empty()) throw c10::DistBackendError(words);
     if (!cause) throw;
-    TORCH_CHECK_WITH(DistBackendError, false, *cause, " (noticed by rank ",
-                     rank, " ", where, ")");
+    throw c10::DistBackendError(
+        c10::str(*cause, " (noticed by rank ", rank, " ", where, ")"));
   } catch (const StageMistake& mistake) {
     const std::string text = failed + ": " + mistake.what();
     leave(text);

@@ -143,6 +143,10 @@ class AveragedModel : public internal::WeightAverage {
                           "AveragedModel cannot copy")),
                       options) {}
 
+  template <class = void>
+  explicit AveragedModel(  // no such option
+      const typename Pointer::Given&, ...) = delete;
+
   // Uses `copy`, another module with parameters of the same shapes, to which
   // the values of `model` are copied. Its mode (training or not) stays.
   AveragedModel(const typename Pointer::Given& model,

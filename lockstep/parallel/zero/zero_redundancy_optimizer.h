@@ -94,6 +94,9 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
       : ZeroRedundancyOptimizer(ParamGroups{torch::optim::OptimizerParamGroup(
                                     std::move(parameters))},
                                 std::move(defaults), std::move(options)) {}
+  template <class = void>
+  explicit ZeroRedundancyOptimizer(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   explicit ZeroRedundancyOptimizer(ParamGroups groups, Options defaults = {},
                                    ZeroRedundancyOptions options = {})
       : internal::ShardedOptimizer(maker(std::move(defaults)),

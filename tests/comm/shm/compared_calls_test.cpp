@@ -43,8 +43,11 @@ void expect_told(const World& world, const std::function<void()>& call,
     }
   }
   const auto text = failure_of(world.rank == 1 ? odd : call);
-  EXPECT_THAT(text, AllOf(HasSubstr("disagree"), HasSubstr("rank 0: " + words),
-                          HasSubstr("rank 1: " + odd_words)));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("disagree"),
+                    HasSubstr(world.size == 2 ? "rank 0: " + words
+                                              : "ranks 0 and 2: " + words),
+                    HasSubstr("rank 1: " + odd_words)));
   // The ranks are in step: nothing is left of the failed call.
   for (int i = 0; i < 3; ++i) {
     auto tensor = at::full({3}, i + 1);

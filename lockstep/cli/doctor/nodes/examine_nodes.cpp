@@ -7,13 +7,13 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/cli/doctor/nodes/link_listener.h"
 #include "lockstep/cli/doctor/nodes/link_plan.h"
 #include "lockstep/cli/doctor/nodes/link_probe.h"
 #include "lockstep/cli/doctor/nodes/meeting.h"
 #include "lockstep/cli/doctor/nodes/node_record.h"
 #include "lockstep/cli/doctor/nodes/nodes_findings.h"
-#include "lockstep/launch/number_list.h"
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/store_connections.h"
 #include "lockstep/launch/store_connector.h"

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lockstep/base/number_list.h"
+
 namespace lockstep::internal::shm {
 namespace {
 
@@ -231,8 +233,7 @@ std::string Collective::describe(int of) const {
   const auto& given = announcement(of);
   const auto& words = core_.segment.words(of, number_);
   const auto operation = static_cast<Operation>(given.operation);
-  std::string text =
-      core_.waiting.name(of) + ": " + core_.call_name(of, number_);
+  std::string text = core_.call_name(of, number_);
   if (operation == Operation::barrier ||
       operation == Operation::reduce_buckets ||
       operation == Operation::split_barrier) {
@@ -261,11 +262,11 @@ std::string Collective::describe(int of) const {
 }
 
 void Collective::disagree() const {
-  std::string all;
+  std::vector<RanksOfText> all;
   for (int of = 0; of < core_.size; ++of) {
-    all += (of == 0 ? "" : "; ") + describe(of);
+    add_text(all, core_.waiting.number(of), describe(of));
   }
-  throw CallMismatch("the ranks disagree about this call (" + all +
+  throw CallMismatch("the ranks disagree about this call (" + name_texts(all) +
                      "); all must make the same calls in one order");
 }
 

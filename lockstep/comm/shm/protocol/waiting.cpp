@@ -129,7 +129,7 @@ bool Waiting::keep_core(const Ready& ready, const Deadline& deadline) {
 }
 
 std::string Waiting::name(int rank) const {
-  return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);
+  return "rank " + std::to_string(number(rank));
 }
 
 Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,

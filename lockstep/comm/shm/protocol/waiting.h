@@ -137,7 +137,8 @@ class Waiting {
   bool broken() const { return broken_.load(std::memory_order_acquire); }
   void throw_if_broken() const;
 
-  // "rank 3"
+  // Return 3 and "rank 3", the rank's name in the default group.
+  int number(int rank) const { return names_.empty() ? rank : names_[rank]; }
   std::string name(int rank) const;
 
  private:
