@@ -77,16 +77,26 @@ std::optional<std::chrono::system_clock::time_point> time_of(
 }
 
 // Returns the worker's own last words: of its error file, or else the last line
-// that it wrote to a log; and what others said of it.
+// that it wrote to a log or through the launcher; and what others said of it.
 std::string words_of(const WorkerFailure& failure) {
   std::string words = failure.error.message;
-  if (failure.named_by.empty()) return words;
-  for (const LogTail& log : failure.logs) {
-    if (words.empty() && !log.lines.empty()) {
-      words = "its last line: " + log.lines.back();
-    }
+  std::string line = failure.last_line;
+  if (!failure.logs.empty()) line = failure.logs.front().lines.back();
+  // One that a signal killed has mostly said nothing about it.
+  const bool may_have_told = !failure.signal || !failure.named_by.empty();
+  if (words.empty() && !line.empty() && may_have_told) {
+    words = "its last line: " + printable(line);
   }
+  if (failure.named_by.empty()) return words;
   return words + (words.empty() ? "" : "\n") + failure.named_by;
+}
+
+// Returns whether all that is known of the worker's end is that it left its
+// group: how the launcher stopped it then says nothing about the cause.
+bool only_left(const WorkerFailure& failure) {
+  return !failure.named_by.empty() &&
+         (failure.exit_code == 0 ||
+          (failure.was_stopped && failure.error.message.empty()));
 }
 
 }  // namespace
@@ -150,13 +160,16 @@ bool comes_before(const WorkerFailure& one, const WorkerFailure& other) {
 }
 
 std::string headline(const WorkerFailure& failure) {
-  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
+  const bool left = only_left(failure);
   std::string line = "rank " + std::to_string(failure.rank) +
                      (failure.hung ? " hung"
                       : left       ? " left while others needed it"
                                    : " failed");
   if (!failure.node.empty()) line += " on " + failure.node;
   line += ": ";
+  if (left && failure.exit_code != 0) {
+    return line + "the launcher stopped it while it was ending";
+  }
   if (failure.signal) {
     line += "killed by " + signal_name(*failure.signal) + " (";
   }
