@@ -773,7 +773,8 @@ void LocalAgent::serve_job() {
 void LocalAgent::offer_round() {
   RoundOffer offer;
   if (node_rank() == 0 || job_->elastic()) {
-    port_ = StorePort::hold_for_nodes(joined_->reachable_host);
+    // A name server that does not answer must not end a job that runs.
+    port_ = StorePort::hold_for_nodes(joined_->reachable_host, round_ > 0);
     offer = {joined_->master_addr, port_->port()};
   }
   job_->offer_round(round_, offer);

@@ -108,8 +108,13 @@ StorePort StorePort::hold(const std::string& address, int port) {
   refuse(address, port, error, kAdviceForOneNode);
 }
 
-StorePort StorePort::hold_for_nodes(const std::string& address) {
-  const SocketAddress first = look_up(address, 0, kAdviceForNodes).front();
+StorePort StorePort::hold_for_nodes(const std::string& address,
+                                    bool was_known) {
+  // A name means every interface, whatever its address is.
+  const SocketAddress first =
+      was_known && !is_numeric(address)
+          ? resolve({"0.0.0.0", 0}).front()
+          : look_up(address, 0, kAdviceForNodes).front();
   FileDescriptor fd = bind_for_nodes({address, 0}, first);
   if (!fd) refuse(address, 0, errno, kAdviceForNodes);
   const int number = bound_address(fd.get()).port();

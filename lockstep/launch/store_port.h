@@ -28,8 +28,11 @@ class StorePort {
   static StorePort hold(const std::string& address, int port);
 
   // Binds a free port for workers of several nodes, which reach this one by
-  // `address` (bind_for_nodes(), endpoint.h). Throws what hold() throws.
-  static StorePort hold_for_nodes(const std::string& address);
+  // `address` (bind_for_nodes(), endpoint.h). If that is a name that
+  // `was_known` at an earlier call, it may be unknown now. Throws what hold()
+  // throws.
+  static StorePort hold_for_nodes(const std::string& address,
+                                  bool was_known = false);
 
   const std::string& address() const { return address_; }  // as it was given
   int port() const { return port_; }

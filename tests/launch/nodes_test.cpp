@@ -363,6 +363,38 @@ TEST_F(Nodes, AddressOfAnotherHostIsNotHostedThoughItCanBeBound) {
   EXPECT_THAT(result.err, HasSubstr("no agents' store was reached"));
 }
 
+// A bug: the name of the endpoint was looked up at each restart, and a name
+// server that did not answer then ended the job.
+TEST_F(Nodes, RestartNeedsNoNameServer) {
+  const std::string in_namespace =
+      "unshare --user --map-root-user --mount --net ";
+  if (run_program({"/bin/sh", "-c", in_namespace + "true"}).exit_code != 0) {
+    GTEST_SKIP() << "this process may make no namespaces";
+  }
+  const std::string names = (scratch() / "hosts").string();
+  const std::string go = (scratch() / "go").string();
+  std::ofstream(names) << "127.0.0.1 localhost node0\n";
+  std::ofstream(scratch() / "worker")
+      << "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; echo ready; until [ "
+         "-e "
+      << go << " ]; do sleep 0.05; done; exit 1";
+  auto nodes =
+      start_program({"/bin/sh", "-c",
+                     "exec " + in_namespace +
+                         "sh -c 'ip link set lo up; mount --bind " + names +
+                         " /etc/hosts; for rank in 1 0; do $0 run --nnodes=2 "
+                         "--max-restarts=1 --rdzv-endpoint=node0:29400 "
+                         "--node-rank=$rank sh " +
+                         (scratch() / "worker").string() +
+                         " & done; wait $!' " + LOCKSTEP_BIN_DIR "/lockstep"});
+  nodes->await_output("ready\n", 2, std::chrono::seconds(60));
+  std::ofstream(names) << "127.0.0.1 localhost\n";
+  std::ofstream(go).put('.');
+  const auto result = nodes->finish(std::chrono::seconds(60));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "restart 1 of 1"), 2) << result.err;
+}
+
 // A bug: the launcher waited 600 s for a store at a port that another process
 // had, "as no process listens there".
 TEST_F(Nodes, PortThatAnotherProcessUsesIsSaidSoon) {
