@@ -20,6 +20,7 @@ namespace {
 struct Noted {
   std::mutex mutex{};
   std::optional<FailureKind> kind{};
+  std::string message{};
   pid_t pid = 0;  // of the process that noted first
 };
 
@@ -68,6 +69,7 @@ void note_failure(FailureKind kind, std::string_view message) noexcept {
     if (all.pid == 0) all.pid = ::getpid();
     if (all.pid != ::getpid()) return;
     all.kind = kind;
+    all.message = message.substr(0, kLongestMessage);
     if (const auto path = get_env("TORCHELASTIC_ERROR_FILE")) {
       write_aside(*path, document(kind, message));
     }
@@ -80,6 +82,12 @@ bool failure_noted() noexcept {
   Noted& all = noted();
   std::lock_guard lock(all.mutex);
   return all.kind.has_value();
+}
+
+std::string noted_echo() {
+  Noted& all = noted();
+  std::lock_guard lock(all.mutex);
+  return all.kind == FailureKind::echo ? all.message : "";
 }
 
 void forget_failure() noexcept {

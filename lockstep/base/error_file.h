@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 // Tells the launcher that started this process why the process failed, in the
@@ -39,6 +40,10 @@ void note_failure(FailureKind kind, std::string_view message) noexcept;
 
 // Returns whether a failure was noted and not forgotten since.
 bool failure_noted() noexcept;
+
+// Returns the message of the echo that was noted; empty if it was no echo, or
+// nothing was noted.
+std::string noted_echo();
 
 // Removes what note_failure() wrote, because the process goes on well: it has
 // joined a world again.

@@ -18,6 +18,7 @@
 #include "lockstep/cli/doctor/cores.h"
 #include "lockstep/cli/doctor/dev_shm.h"
 #include "lockstep/cli/doctor/doctor_report.h"
+#include "lockstep/cli/doctor/endpoint_port.h"
 #include "lockstep/cli/doctor/finding.h"
 #include "lockstep/cli/doctor/gloo_interface.h"
 #include "lockstep/cli/doctor/gpus.h"
@@ -32,6 +33,7 @@
 #include "lockstep/cli/doctor/numa.h"
 #include "lockstep/cli/doctor/nvml.h"
 #include "lockstep/cli/doctor/shared_memory.h"
+#include "lockstep/cli/doctor/temporary_files.h"
 #include "lockstep/cli/libexec.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
@@ -85,8 +87,31 @@ std::optional<CapturedProgram> ask(const std::string& program,
   }
 }
 
+// Returns where a job would meet, as far as it is given.
+std::vector<Endpoint> given_endpoints(
+    const RunArguments& arguments,
+    const std::optional<JobMemberOptions>& meeting) {
+  if (meeting) {
+    std::vector<Endpoint> all = meeting->further_endpoints;
+    all.insert(all.begin(), meeting->store.endpoint);
+    return all;
+  }
+  if (!arguments.rdzv_endpoint.empty()) {
+    return {parse_endpoint("--rdzv-endpoint", arguments.rdzv_endpoint, 29500)};
+  }
+  const auto or_variable = [](const std::string& given, const char* name) {
+    return given.empty() ? get_env(name).value_or("") : given;
+  };
+  const std::string port = or_variable(arguments.master_port, "MASTER_PORT");
+  if (port.empty()) return {};
+  const std::string host = or_variable(arguments.master_addr, "MASTER_ADDR");
+  return {{host.empty() ? "127.0.0.1" : host,
+           static_cast<int>(parse_int("MASTER_PORT", port, 0, 65535))}};
+}
+
 // `meeting`: where to meet the other nodes, if there are several.
-int examine(bool as_json, const std::optional<JobMemberOptions>& meeting) {
+int examine(bool as_json, const std::optional<JobMemberOptions>& meeting,
+            const std::vector<Endpoint>& endpoints) {
   const MachineRoots roots;
   Findings findings(as_json);
   findings.add("cores", [&] { return check_cores(roots); });
@@ -95,6 +120,7 @@ int examine(bool as_json, const std::optional<JobMemberOptions>& meeting) {
   findings.add("huge pages", [&] { return check_huge_pages(roots); });
   findings.add("shared memory", [] { return check_shared_memory(); });
   findings.add("/dev/shm", [&] { return check_dev_shm(roots); });
+  findings.add("TMPDIR", [] { return check_temporary_files(); });
   findings.add("limits", [&] { return check_limits(roots); });
   findings.add("GPUs", [&] { return check_gpus(roots, ask_nvml()); });
   const auto gpus = [&] { return lockstep::visible_gpus(roots.dev); };
@@ -102,6 +128,12 @@ int examine(bool as_json, const std::optional<JobMemberOptions>& meeting) {
                [&] { return check_libtorch(ask(kTorchProgram, {}), gpus()); });
   const auto interfaces = [&] { return network_interfaces(roots); };
   findings.add("network", [&] { return check_interfaces(interfaces()); });
+  findings.add("nonlocal bind", [&] { return check_nonlocal_bind(roots); });
+  for (const Endpoint& endpoint : endpoints) {
+    findings.add("endpoint", [&] {
+      return check_endpoint(endpoint, /*others=*/meeting.has_value());
+    });
+  }
   findings.add("Gloo", [&] {
     return check_gloo(interfaces(), own_address(/*one_host=*/true),
                       own_address(/*one_host=*/false), get_env("MASTER_ADDR"));
@@ -123,6 +155,7 @@ int examine(bool as_json, const std::optional<JobMemberOptions>& meeting) {
 
 int examine_or_explain(bool as_json, RunArguments arguments) {
   try {
+    strip_numbers(arguments);
     // Later values count.
     arguments.rdzv_conf =
         "join_timeout=" + std::string(kJoinTimeout) +
@@ -135,7 +168,7 @@ int examine_or_explain(bool as_json, RunArguments arguments) {
           "\"; give the number of nodes on which this command is started");
     }
     for (const auto& warning : warnings) tell_user(warning);
-    return examine(as_json, meeting);
+    return examine(as_json, meeting, given_endpoints(arguments, meeting));
   } catch (const std::invalid_argument& error) {
     tell_user(error.what());
     return kUsageError;

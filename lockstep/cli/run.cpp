@@ -95,12 +95,28 @@ int run_agent(const RunOptions& options, RunDirectory& directory,
   return outcome.exit_code;
 }
 
+// Finds the address of rank 0's store in numbers, once: a look-up at a restart
+// could fail.
+void set_own_address(LocalAgentOptions& agent,
+                     std::chrono::milliseconds allowed) {
+  if (const auto own = find_own_address(agent.master_addr, allowed, say)) {
+    agent.store_addr = *own;
+    return;
+  }
+  say("address " + agent.master_addr +
+      " is not one of this host: with one node its workers meet at 127.0.0.1; "
+      "for several nodes give --nnodes");
+  agent.master_addr = agent.store_addr = "127.0.0.1";
+}
+
 int launch(const RunArguments& arguments) {
-  const RunOptions options = run_options(arguments);
-  const LocalAgentOptions& agent = options.agent;
+  RunOptions options = run_options(arguments);
+  LocalAgentOptions& agent = options.agent;
   std::optional<StorePort> port;
-  if (!options.job)
-    port = StorePort::hold(agent.master_addr, agent.master_port);
+  if (!options.job) {
+    set_own_address(agent, options.address_timeout);
+    port = StorePort::hold(agent.store_addr, agent.master_port);
+  }
   std::optional<MetricsEndpoint> metrics;
   if (options.metrics_port) {
     metrics.emplace(MetricsEndpoint::listen(*options.metrics_port));
@@ -149,6 +165,7 @@ int launch_or_explain(RunArguments arguments,
   std::string reason;
   int exit_code = kSystemError;
   try {
+    strip_numbers(arguments);
     set_command(arguments, std::move(remaining));
     return launch(arguments);
   } catch (const ProgramError& error) {

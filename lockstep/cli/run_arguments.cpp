@@ -213,6 +213,28 @@ void add_run_arguments(CLI::App& run, RunArguments& arguments) {
       "their backend is one that Python has, too [auto]");
 }
 
+std::string stripped(std::string_view text) {
+  constexpr std::string_view kWhite = " \t\r\n\v\f";
+  const size_t begin = text.find_first_not_of(kWhite);
+  if (begin == text.npos) return "";
+  return std::string(
+      text.substr(begin, text.find_last_not_of(kWhite) - begin + 1));
+}
+
+void strip_numbers(RunArguments& arguments) {
+  RunArguments& all = arguments;
+  for (std::string* text :
+       {&all.nproc_per_node, &all.nnodes, &all.node_rank, &all.master_addr,
+        &all.master_port, &all.local_addr, &all.rdzv_endpoint,
+        &all.max_restarts, &all.max_membership_changes, &all.scale_up_wait,
+        &all.leave_out_after, &all.standby, &all.monitor_interval,
+        &all.shutdown_timeout, &all.failure_shutdown_timeout,
+        &all.leftover_timeout, &all.omp_threads, &all.metrics_port,
+        &all.hang_timeout}) {
+    *text = stripped(*text);
+  }
+}
+
 void set_command(RunArguments& arguments, std::vector<std::string> remaining) {
   if (remaining.empty()) {
     throw std::invalid_argument(

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep::internal {
@@ -55,6 +56,13 @@ struct RunArguments {
   std::string report;
   std::vector<std::string> command;
 };
+
+// Returns `text` without the white space around it.
+std::string stripped(std::string_view text);
+
+// Removes the white space around numbers and addresses: variables that come
+// from files and templates may end with a newline.
+void strip_numbers(RunArguments& arguments);
 
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);

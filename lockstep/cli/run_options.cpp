@@ -57,11 +57,12 @@ NodeRange parse_nnodes(const std::string& text) {
   const size_t colon = text.find(':');
   try {
     const int64_t least =
-        parse_int("--nnodes", text.substr(0, colon), 1, kMostNodes);
+        parse_int("--nnodes", stripped(text.substr(0, colon)), 1, kMostNodes);
     const int64_t most =
         colon == std::string::npos
             ? least
-            : parse_int("--nnodes", text.substr(colon + 1), least, kMostNodes);
+            : parse_int("--nnodes", stripped(text.substr(colon + 1)), least,
+                        kMostNodes);
     return {static_cast<int>(least), static_cast<int>(most)};
   } catch (const std::invalid_argument&) {
     throw std::invalid_argument(
@@ -88,13 +89,6 @@ bool parse_flag(const std::string& name, std::string value) {
 constexpr std::array kForeignTimes{"close_timeout", "heartbeat_timeout",
                                    "read_timeout"};
 constexpr std::array kForeignConf{"use_libuv", "rank"};
-
-std::string stripped(std::string_view text) {
-  const size_t begin = text.find_first_not_of(' ');
-  if (begin == text.npos) return "";
-  return std::string(
-      text.substr(begin, text.find_last_not_of(' ') - begin + 1));
-}
 
 void refuse_store_type(const std::string& type) {
   if (type == "tcp") return;
@@ -645,6 +639,7 @@ RunOptions run_options(const RunArguments& arguments) {
     JobMemberOptions ignored;
     set_elastic(arguments, nodes, ignored.node, options.warnings);
     apply_rdzv_conf(arguments.rdzv_conf, ignored, options.warnings);
+    options.address_timeout = ignored.store.timeout;
     // A mistake here would be noticed only when there are several nodes.
     if (!arguments.rdzv_secret_file.empty()) {
       job_secret(arguments.rdzv_secret_file);

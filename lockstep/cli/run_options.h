@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -15,6 +16,9 @@ namespace lockstep::internal {
 struct RunOptions {
   LocalAgentOptions agent{};
   std::optional<JobMemberOptions> job{};  // if there are several nodes
+  // How long the name of --master-addr may have no address, if there is one
+  // node.
+  std::chrono::milliseconds address_timeout{};
   std::optional<std::string> log_dir{};
   std::optional<int> metrics_port{};
   std::optional<std::filesystem::path> report{};

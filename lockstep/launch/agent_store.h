@@ -97,9 +97,9 @@ struct Rejoining {
   std::string agent{};  // distinguishes this agent from all others
   // Asked before each try.
   std::function<bool()> given_up{};
-  // Called when the first try has failed, and when the agent is back after
-  // that.
-  std::function<void()> broken{};
+  // Called when the first try has failed, with the reason, and when the agent
+  // is back after that.
+  std::function<void(const std::string& why)> broken{};
   std::function<void()> back{};
 };
 

@@ -190,10 +190,13 @@ FileDescriptor bind_for_nodes(const Endpoint& endpoint,
 }
 
 bool is_of_this_host(const SocketAddress& address) {
-  if (address.is_loopback()) return true;
+  return address.is_loopback() || interface_of(address).has_value();
+}
+
+std::optional<LocalInterface> interface_of(const SocketAddress& address) {
   ifaddrs* all = nullptr;
   if (getifaddrs(&all) != 0) throw_errno("listing this host's addresses");
-  bool found = false;
+  std::optional<LocalInterface> found;
   for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
     const int family = one->ifa_addr != nullptr ? one->ifa_addr->sa_family : -1;
     if ((family != AF_INET && family != AF_INET6) ||
@@ -202,8 +205,11 @@ bool is_of_this_host(const SocketAddress& address) {
     }
     const socklen_t length =
         family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    found =
-        found || SocketAddress(one->ifa_addr, length).host() == address.host();
+    if (SocketAddress(one->ifa_addr, length).host() != address.host()) continue;
+    const bool is_tunnel = (one->ifa_flags & IFF_POINTOPOINT) != 0;
+    found = {one->ifa_name,
+             (one->ifa_flags & (IFF_LOOPBACK | IFF_NOARP)) != 0 && !is_tunnel};
+    break;
   }
   freeifaddrs(all);
   return found;

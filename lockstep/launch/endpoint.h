@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -84,6 +85,17 @@ SocketAddress bound_address(int fd);
 // every address can; and on hosts of Kubernetes an interface that is down has
 // the addresses of all services.) Throws std::system_error.
 bool is_of_this_host(const SocketAddress& address);
+
+// An interface of this host.
+struct LocalInterface {
+  std::string name{};
+  // No cable is plugged into it (loopback, dummy): other hosts may have its
+  // addresses as well.
+  bool leads_nowhere = false;
+};
+// Returns the interface that is up and has `address`, if there is one. Throws
+// std::system_error.
+std::optional<LocalInterface> interface_of(const SocketAddress& address);
 
 // Binds a socket for a store of several nodes at the host and port of
 // `endpoint`, which resolves to `resolved` here. A numeric loopback address is

@@ -37,6 +37,9 @@ constexpr milliseconds kLastAnswerAllowance{3000};
 // Once is not enough: the store's client connects again if a connection breaks
 // while it is being opened.
 constexpr milliseconds kShutInterval{1000};
+// After so long a silence of a store that replaces no connection the user is
+// told.
+constexpr milliseconds kLongSilence{10'000};
 
 FileDescriptor open_event() {
   FileDescriptor fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -151,24 +154,24 @@ StoreConnectorOptions JobMember::rejoining(StoreConnectorOptions options) {
   options.rejoining =
       Rejoining{.agent = options_.node.id,
                 .given_up = [this] { return was_silent_ || ends_anyway_; },
-                .broken = [this] { tell_of_link(/*broken=*/true); },
-                .back = [this] { tell_of_link(/*broken=*/false); }};
+                .broken = [this](const auto& why) { tell_of_broken_link(why); },
+                .back = [this] { tell_of_whole_link(); }};
   return options;
 }
 
-void JobMember::tell_of_link(bool broken) {
-  if (broken) {
-    broken_since_ = answered_;
-    post(Notice{"no contact with " + name_store() +
-                ": the workers go on, and this node counts as lost if it is "
-                "not back within " +
-                seconds_text(options_.node.keep_alive.allowance())});
-  } else {
-    const auto time =
-        std::chrono::round<std::chrono::seconds>(Clock::now() - broken_since_);
-    post(Notice{"contact with " + name_store() + " is back after " +
-                seconds_text(time)});
-  }
+void JobMember::tell_of_broken_link(const std::string& why) {
+  broken_since_ = answered_;
+  post(Notice{"no contact with " + name_store() + " (" + why +
+              "): the workers go on, and this node counts as lost if it is not "
+              "back within " +
+              seconds_text(options_.node.keep_alive.allowance())});
+}
+
+void JobMember::tell_of_whole_link() {
+  const auto time =
+      std::chrono::round<std::chrono::seconds>(Clock::now() - broken_since_);
+  post(Notice{"contact with " + name_store() + " is back after " +
+              seconds_text(time)});
 }
 
 // Returns "node 0 (its host), which hosts the agents' store at its:29500".
@@ -205,20 +208,41 @@ JobMember::~JobMember() {
   thread_.join();
 }
 
-bool JobMember::is_silent() {
+AwakeClock::Clock::duration JobMember::silence() {
   awake_.tick(Clock::now());
   if (std::exchange(known_progress_, progress_.load()) != known_progress_) {
     silent_since_ = awake_.awake();
   }
-  return awake_.awake() - silent_since_ >= options_.node.keep_alive.allowance();
+  return awake_.awake() - silent_since_;
+}
+
+std::string JobMember::tell_of_silence(bool silent) {
+  if (silent_store_.empty() ||
+      std::exchange(told_of_silence_, silent) == silent) {
+    return "";
+  }
+  if (!silent) return silent_store_ + " answers again";
+  return "no answer from " + silent_store_ + " for " +
+         seconds_text(kLongSilence) +
+         ": the workers go on, and this node counts as lost if none comes "
+         "within " +
+         seconds_text(options_.node.keep_alive.allowance()) +
+         "; c10d does not replace a connection that is reset";
 }
 
 void JobMember::shut_if_silent() {
-  const std::lock_guard lock(mutex_);
-  if (!ended_ && is_silent()) {
-    was_silent_ = true;
-    shut_store();
+  std::string line;
+  {
+    const std::lock_guard lock(mutex_);
+    if (ended_) return;
+    const auto silent = silence();
+    if (silent >= options_.node.keep_alive.allowance()) {
+      was_silent_ = true;
+      shut_store();
+    }
+    if (!was_silent_) line = tell_of_silence(silent >= kLongSilence);
   }
+  if (!line.empty()) post(Notice{line});
 }
 
 std::optional<JobEvent> JobMember::take_event() {
@@ -508,7 +532,7 @@ std::optional<OpenedStore> JobMember::join(
     const auto earlier = connections_to(connector_.endpoint().port);
     try {
       opened = connector_.open(cancelled, notice);
-    } catch (const AgentStoreError&) {
+    } catch (const AgentStoreError& error) {
       if (is_new ? endpoint_ == 0 : !may_move() || deadline.expired()) throw;
       if (cancelled()) return std::nullopt;
       if (is_new) {
@@ -516,8 +540,12 @@ std::optional<OpenedStore> JobMember::join(
         continue;
       }
       if (!std::exchange(told, true)) {
-        notice("looking for the other nodes at all endpoints, for at most " +
-               seconds_text(options_.join_timeout));
+        std::string all;
+        for (const Endpoint& one : endpoints_) {
+          all += (all.empty() ? "" : ", ") + one.text();
+        }
+        notice("looking for the other nodes at " + all + ", for at most " +
+               seconds_text(options_.join_timeout) + ": " + error.what());
       }
       go_to((endpoint_ + 1) % endpoints_.size());
       continue;
@@ -559,6 +587,7 @@ std::optional<OpenedStore> JobMember::join(
                                   ? connector_.endpoint().host
                                   : joined.master_addr;
       store_host_ = protocol->name_of_store_host();
+      hosting_ = opened.hosting;
       if (opened.beyond_loopback && !options_.store.secret) {
         notice("the agents' store listens at " + connector_.endpoint().text() +
                " on every interface, without authentication: for trusted "
@@ -568,6 +597,8 @@ std::optional<OpenedStore> JobMember::join(
       round_deadline_ = deadline;
       {
         const std::lock_guard lock(mutex_);
+        const bool replaces = opened.hosted || opened.store->knows_agents();
+        silent_store_ = replaces ? "" : name_store();
         // What was queued since was about the store that is lost.
         if (options_.node.earlier.count > 0) commands_.clear();
         ++joins_;
@@ -667,7 +698,7 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
     } else if (round_deadline_ && round_deadline_->elapsed() > next_notice) {
       next_notice = round_deadline_->elapsed() + options_.notice_interval;
       post(Notice{"waiting for " + name_wait(protocol) + ", for at most " +
-                  seconds_text(options_.join_timeout)});
+                  seconds_text(options_.join_timeout) + ", " + name_place()});
     }
     protocol.await_news(kLongestWait, wake_fd_.get());
   }
@@ -688,13 +719,18 @@ std::string JobMember::name_wait(NodeProtocol& protocol) const {
          " there";
 }
 
+// Returns where this node waits: "at node0:29500, where this node hosts ...".
+std::string JobMember::name_place() const {
+  return "at " + connector_.endpoint().text() + ", where " + hosting_;
+}
+
 void JobMember::give_up_late_round(NodeProtocol& protocol) {
   const auto absent = protocol.absent_nodes();
   Verdict verdict;
   verdict.kind = Verdict::Kind::given_up;
   verdict.exit_code = kSystemError;
   verdict.text = "the agents waited " + seconds_text(options_.join_timeout) +
-                 " at " + connector_.endpoint().text() + " for ";
+                 " " + name_place() + ", for ";
   if (options_.node.elastic()) {
     verdict.text += name_wait(protocol);
   } else {
@@ -731,7 +767,8 @@ void JobMember::depart(NodeProtocol& protocol, bool hosted) {
       told = true;
       post(Notice{"waiting until " + protocol.name_of_those_left() +
                   " knows that the job has ended, for at most " +
-                  seconds_text(options_.node.keep_alive.allowance())});
+                  seconds_text(options_.node.keep_alive.allowance()) + ", " +
+                  name_place()});
     }
     std::this_thread::sleep_for(kPollInterval);
   }

@@ -139,7 +139,8 @@ class JobMember {
 
   StoreConnectorOptions noting(StoreConnectorOptions options);
   StoreConnectorOptions rejoining(StoreConnectorOptions options);
-  void tell_of_link(bool broken);
+  void tell_of_broken_link(const std::string& why);
+  void tell_of_whole_link();
   void shut_store();
   void work() noexcept;
   // Returns the first other endpoint at which there is a store of this job.
@@ -158,6 +159,7 @@ class JobMember {
   bool rejoin_the_others(NodeProtocol& protocol);
   void give_up_late_round(NodeProtocol& protocol);
   std::string name_wait(NodeProtocol& protocol) const;
+  std::string name_place() const;
   void depart(NodeProtocol& protocol, bool hosted);
 
   void post(JobEvent event);
@@ -171,7 +173,10 @@ class JobMember {
   void pause();
   void wake();
   bool stopping();
-  bool is_silent();
+  // Returns for how long the store has given no answer while this process ran.
+  AwakeClock::Clock::duration silence();
+  // Returns a line for the user, or nothing. The caller holds mutex_.
+  std::string tell_of_silence(bool silent);
   void note_progress() {
     answered_ = Clock::now();
     ++progress_;
@@ -185,7 +190,7 @@ class JobMember {
   FileDescriptor event_fd_;
   FileDescriptor wake_fd_;  // readable while the thread has something to do
   std::atomic<uint64_t> progress_{0};  // counts answers
-  // For is_silent(): the number of answers that it has seen, the time since
+  // For silence(): the number of answers that it has seen, the time since
   // which no other has come, and a clock that leaves out the time in which this
   // process was stopped.
   uint64_t known_progress_ = 0;
@@ -195,12 +200,17 @@ class JobMember {
   std::atomic<bool> ends_anyway_{false};  // this member, without an answer
   bool signalled_ = false;                // the last verdict
   std::string store_host_;  // for the message if the store is lost
+  std::string hosting_;     // OpenedStore::hosting
   // The last answer of the store; when a connection that broke had its last.
   Clock::time_point answered_{};
   Clock::time_point broken_since_{};
   std::optional<Deadline> round_deadline_;
 
   std::mutex mutex_;
+  // name_store(), if this agent has joined at a store that replaces no
+  // connection, so that nothing else tells of a silence.
+  std::string silent_store_{};
+  bool told_of_silence_ = false;
   std::condition_variable changed_;
   std::deque<JobEvent> events_;
   std::vector<Command> commands_;

@@ -59,6 +59,9 @@ std::optional<std::string> job_secret(const std::string& file) {
   const auto variable = get_env(kJobSecretVariable);
   if (file.empty() && !variable) return std::nullopt;
   std::string secret = file.empty() ? *variable : first_line_of_secret(file);
+  // A variable that was read from a file may have the newline at its end.
+  if (secret.ends_with('\n')) secret.pop_back();
+  if (secret.ends_with('\r')) secret.pop_back();
   if (secret.size() < kLeast || secret.size() > kMost) {
     throw std::invalid_argument(
         (file.empty()

@@ -186,7 +186,7 @@ std::optional<RoundPlan> LocalAgent::form_round() {
   if (job_) return await_plan();
   if (next_) return next_->plan;
   if (!port_) {
-    port_ = StorePort::hold(options_.master_addr, options_.master_port);
+    port_ = StorePort::hold(options_.store_addr, options_.master_port);
   }
   return plan_alone(round_, changes_.restarts, *port_);
 }
@@ -197,7 +197,7 @@ RoundPlan LocalAgent::plan_alone(int round, int restarts_used,
   plan.round = round;
   plan.restarts_used = restarts_used;
   plan.place = NodePlace::alone(options_.workers.nproc_per_node);
-  plan.master_addr = port.address();
+  plan.master_addr = options_.master_addr;
   plan.master_port = port.port();
   return plan;
 }
@@ -239,7 +239,7 @@ void LocalAgent::prepare_next() {
   }
   next_.emplace();
   try {
-    next_->port = StorePort::hold(options_.master_addr, 0);
+    next_->port = StorePort::hold(options_.store_addr, 0);
     next_->plan = plan_alone(round_ + 1, changes_.restarts + 1, *next_->port);
     start_workers(*next_);
   } catch (const std::exception&) {
@@ -579,6 +579,7 @@ void LocalAgent::wait_for_event() {
     timeout = timeout < milliseconds(0) ? left : std::min(timeout, left);
   };
   if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
+  if (stop_.spared_until && running() > 0) shorten_to(*stop_.spared_until);
   if (propose_at_) shorten_to(*propose_at_);
   if (look_for_causes_at_ && group_) shorten_to(*look_for_causes_at_);
   if (hangs_ && running() > 0 && !stop_.kill_at) {
@@ -772,7 +773,8 @@ void LocalAgent::serve_job() {
 void LocalAgent::offer_round() {
   RoundOffer offer;
   if (node_rank() == 0 || job_->elastic()) {
-    port_ = StorePort::hold_for_nodes(joined_->reachable_host);
+    // A name server that does not answer must not end a job that runs.
+    port_ = StorePort::hold_for_nodes(joined_->reachable_host, round_ > 0);
     offer = {joined_->master_addr, port_->port()};
   }
   job_->offer_round(round_, offer);
@@ -865,6 +867,10 @@ void LocalAgent::stop_after_failure() {
   if (!next_ && standby_ && (job_ || has_restarts())) group_->call_back();
   stop_.allowed = options_.failure_shutdown_timeout;
   stop_.kill_at = Deadline::after(stop_.allowed);
+  if (group_->spare_named()) {
+    stop_.spared_until = stop_.kill_at;
+    stop_.kill_at = Deadline::after(2 * stop_.allowed);
+  }
   group_->signal_process_groups(SIGTERM);
   group_->signal_process_groups(SIGCONT);
 }
@@ -876,6 +882,10 @@ void LocalAgent::kill_now() {
 }
 
 void LocalAgent::enforce_deadline() {
+  if (stop_.spared_until && stop_.spared_until->expired()) {
+    stop_.spared_until.reset();
+    group_->end_spared();
+  }
   if (!stop_.kill_at || !stop_.kill_at->expired() || running() == 0) return;
   if (!stop_.killed) {
     stop_.killed = true;

@@ -28,8 +28,10 @@ namespace lockstep::internal {
 
 struct LocalAgentOptions {
   WorkerGroupOptions workers{};
-  // Address and port of rank 0's store, if there is one node.
+  // Address and port of rank 0's store, if there is one node; `master_addr` is
+  // what the workers are told, and `store_addr` the same in numbers.
   std::string master_addr = "127.0.0.1";
+  std::string store_addr = "127.0.0.1";
   int master_port = 0;  // 0: a free one, another in every attempt
   // The name of this host, for messages of a job of several nodes.
   std::string host_name{};
@@ -95,6 +97,9 @@ class LocalAgent {
     int signal = 0;  // the forwarded one; 0 after a failure
     std::chrono::milliseconds allowed{};  // until SIGKILL
     bool at_once = false;                 // no time is allowed any more
+    // When the workers that may end by themselves get SIGTERM
+    // (WorkerGroup::spare_named()).
+    std::optional<Deadline> spared_until{};
     std::optional<Deadline> kill_at{};
     bool killed = false;
     bool given_up = false;

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kReadSize = 64 * 1024;
 constexpr size_t kLongestLine = 1024 * 1024;
 constexpr size_t kConsoleBacklog = 256 * 1024;
+constexpr size_t kLastLine = 2000;
 
 // Returns false, with errno set, if not all was written.
 bool write_file(int fd, std::string_view bytes) {
@@ -56,7 +57,8 @@ OutputMux::OutputMux(Notice notice, int stdout_fd, int stderr_fd)
       err_{"stderr", stderr_fd} {}
 
 FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
-                                     LogFile log_file) {
+                                     LogFile log_file,
+                                     std::shared_ptr<std::string> last_line) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("a worker's output pipe");
   FileDescriptor reading(ends[0]);
@@ -70,7 +72,8 @@ FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
                       {std::move(log_file)},
                       console,
                       std::move(prefix),
-                      {}});
+                      {},
+                      std::move(last_line)});
   return writing;
 }
 
@@ -153,6 +156,9 @@ void OutputMux::take_line(Stream& stream, Sink& sink) {
     write_log(sink.duplicates, line);
   }
   if (!sink.closed) sink.pending += line;
+  if (stream.last_line && !stream.partial_line.empty()) {
+    *stream.last_line = stream.partial_line.substr(0, kLastLine);
+  }
   stream.partial_line.clear();
 }
 

@@ -48,9 +48,12 @@ class OutputMux {
   enum class Console { none, out, err };
 
   // Adds a stream. Returns the descriptor that the worker writes to; the caller
-  // closes it once the worker has it. Throws std::system_error.
+  // closes it once the worker has it. `last_line`, if it is given, always holds
+  // the last line that is not empty, or its beginning. Throws
+  // std::system_error.
   FileDescriptor add_stream(Console console, std::string prefix,
-                            LogFile log_file);
+                            LogFile log_file,
+                            std::shared_ptr<std::string> last_line = nullptr);
 
   // Writes the lines of the streams of `console` that hold one of `filters`,
   // with their prefixes, into `log_file`, too, from now on, instead of the file
@@ -87,6 +90,7 @@ class OutputMux {
     Console console = Console::none;
     std::string prefix;
     std::string partial_line;
+    std::shared_ptr<std::string> last_line;
   };
   struct Sink {
     const char* name;

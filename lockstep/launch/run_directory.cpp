@@ -54,8 +54,8 @@ bool may_write_in(const fs::path& directory) {
 // TMPDIR, TEMP, TMP, /tmp, /var/tmp, /usr/tmp, the current directory; as
 // Python's tempfile does (documentation of tempfile.gettempdir()). The result
 // is absolute, since a worker may change its directory and must still find its
-// error file.
-fs::path make_temporary() {
+// error file. `refused` gets those before it and why.
+fs::path make_temporary(std::string& refused) {
   std::vector<std::string> parents;
   for (const char* name : {"TMPDIR", "TEMP", "TMP"}) {
     if (const auto value = get_env(name)) parents.push_back(*value);
@@ -63,7 +63,6 @@ fs::path make_temporary() {
   for (const char* path : {"/tmp", "/var/tmp", "/usr/tmp", "."}) {
     parents.emplace_back(path);
   }
-  std::string reasons;
   for (const std::string& parent : parents) {
     std::error_code ignored;
     std::string name = (fs::absolute(parent, ignored) /
@@ -71,12 +70,12 @@ fs::path make_temporary() {
                            .string();
     const bool made = mkdtemp(name.data()) != nullptr;
     if (made && may_write_in(name)) return name;
-    reasons += (reasons.empty() ? "" : ", ") + parent + " (" +
+    refused += (refused.empty() ? "" : ", ") + parent + " (" +
                std::strerror(errno) + ")";
     if (made) ::rmdir(name.c_str());
   }
   throw std::invalid_argument(
-      "no directory for temporary files can be written: " + reasons +
+      "no directory for temporary files can be written: " + refused +
       "; set TMPDIR to one that can be written");
 }
 
@@ -142,6 +141,14 @@ void remove_old(const fs::path& parent) {
 
 }  // namespace
 
+TemporaryPlace find_temporary_place() {
+  TemporaryPlace place;
+  const fs::path made = make_temporary(place.refused);
+  ::rmdir(made.c_str());
+  place.folder = made.parent_path();
+  return place;
+}
+
 RunDirectory::RunDirectory(fs::path path, bool temporary)
     : path_(std::move(path)),
       temporary_(temporary),
@@ -149,7 +156,10 @@ RunDirectory::RunDirectory(fs::path path, bool temporary)
 
 RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
                                   const std::string& run_id) {
-  if (!log_dir) return RunDirectory(make_temporary(), true);
+  if (!log_dir) {
+    std::string refused;
+    return RunDirectory(make_temporary(refused), true);
+  }
   std::error_code error;
   fs::create_directories(*log_dir, error);
   if (error || !fs::is_directory(*log_dir, error)) {

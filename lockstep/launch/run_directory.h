@@ -62,4 +62,16 @@ class RunDirectory {
   FileDescriptor lock_;
 };
 
+// Where the directory of a launch without a log directory lies.
+struct TemporaryPlace {
+  std::filesystem::path folder{};
+  // The folders that come before it, which cannot be written, and why: "/x (No
+  // such file or directory)"; empty: there is none.
+  std::string refused{};
+};
+
+// Makes a directory there, and removes it again. Throws std::invalid_argument
+// if there is no such place.
+TemporaryPlace find_temporary_place();
+
 }  // namespace lockstep::internal

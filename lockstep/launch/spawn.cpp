@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/error_file.h"
 #include "lockstep/launch/spawn_processes.h"
 
 namespace lockstep {
@@ -66,6 +67,22 @@ std::string without_backtrace(std::string_view what) {
   _exit(EXIT_FAILURE);
 }
 
+// The report of this process while fn runs; null before and after.
+const internal::SpawnReport* running_report = nullptr;
+
+// An exit handler: fn may have caught the error that a peer's end caused.
+void tell_of_echo(int status, void*) noexcept {
+  try {
+    const std::string echo = internal::noted_echo();
+    if (running_report == nullptr || status == 0 || echo.empty()) return;
+    running_report->tell(
+        State::lost_peers,
+        "ended with exit code " + std::to_string(status) + " after " + echo);
+  } catch (...) {
+    // Out of memory: the exit code is known all the same.
+  }
+}
+
 [[noreturn]] void run_assigned(const internal::SpawnAssignment& assignment,
                                const internal::SpawnCall& call,
                                const std::function<void(int)>& fn) {
@@ -84,6 +101,8 @@ std::string without_backtrace(std::string_view what) {
                    "calls in the same order");
   }
   report.tell(State::reached);
+  running_report = &report;
+  ::on_exit(tell_of_echo, nullptr);
   try {
     fn(assignment.rank);
   } catch (const std::exception& error) {
@@ -97,6 +116,7 @@ std::string without_backtrace(std::string_view what) {
                "threw " + (type != nullptr ? type_name(*type) : "something") +
                    ", which is not a std::exception");
   }
+  running_report = nullptr;
   report.tell(State::returned);
   std::exit(EXIT_SUCCESS);
 }

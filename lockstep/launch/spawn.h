@@ -91,11 +91,13 @@ class SpawnContext {
   //
   // If a process has failed, stops the others (SpawnOptions::grace_period) and
   // throws SpawnError, again at each further call. If several have failed by
-  // then, one that a signal killed counts as the first, then the one whose fn
-  // threw first, then the lowest rank. Communication errors (c10::DistError,
-  // SIGPIPE) are mostly the echo of a peer's end: if there is no other failure
-  // yet, its cause has 1 s to become known. Waits for its own processes only,
-  // and reaps no other child of this process.
+  // then, one that the errors of others name ("rank 7 has left the group")
+  // counts as the first, however it ended; then one that a signal killed, then
+  // the one whose fn threw first, then the lowest rank. Communication errors
+  // (c10::DistError, SIGPIPE) are mostly the echo of a peer's end, also if fn
+  // catches them and calls std::exit(): if there is no other failure yet, its
+  // cause has 1 s to become known. Waits for its own processes only, and reaps
+  // no other child of this process.
   bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
  private:

@@ -96,11 +96,13 @@ bool tells_text(SpawnReport::State state) {
 // failure takes along fail too. They may even end sooner than its cause: when
 // an exception leaves fn, fn's variables are destroyed, and connections closed,
 // before the exception can be reported.
-enum class Cause { signal, exception, exit_code, echo };
+// Whom echoes name is the cause, however it ended.
+enum class Cause { named, signal, exception, exit_code, echo };
 
-Cause cause_of(const SpawnedRank& spawned) {
+Cause cause_of(const SpawnedRank& spawned, const NamedRanks& named) {
   const auto state = spawned.report.told().state;
   if (state == SpawnReport::State::lost_peers) return Cause::echo;
+  if (named.contains(spawned.rank)) return Cause::named;
   if (tells_text(state)) return Cause::exception;
   const auto status = spawned.process.wait_status();
   if (!status || !WIFSIGNALED(*status)) return Cause::exit_code;
@@ -271,20 +273,22 @@ void SpawnProcesses::wait(const std::optional<Deadline>& deadline, bool any) {
   }
 }
 
-bool SpawnProcesses::failed(const SpawnedRank& spawned) const {
+bool SpawnProcesses::failed(const SpawnedRank& spawned,
+                            const NamedRanks& named) const {
   using State = SpawnReport::State;
   const State state = spawned.report.told().state;
   const ChildProcess& process = spawned.process;
   if (tells_text(state)) return true;
   if (!process.ended()) return false;
-  if (state == State::starting) return true;
+  if (state == State::starting || named.contains(spawned.rank)) return true;
   if (!process.wait_status()) return state != State::returned;
   return *process.wait_status() != 0;
 }
 
 const SpawnedRank* SpawnProcesses::first_failure() const {
-  const auto order = [](const SpawnedRank* spawned) {
-    const Cause cause = cause_of(*spawned);
+  const NamedRanks named = named_ranks();
+  const auto order = [&](const SpawnedRank* spawned) {
+    const Cause cause = cause_of(*spawned, named);
     const bool timed = cause == Cause::exception || cause == Cause::echo;
     return std::tuple(cause,
                       timed ? spawned->report.told().when : nanoseconds(0),
@@ -292,21 +296,41 @@ const SpawnedRank* SpawnProcesses::first_failure() const {
   };
   const SpawnedRank* first = nullptr;
   for (const auto& spawned : ranks_) {
-    if (!failed(spawned)) continue;
+    if (!failed(spawned, named)) continue;
     if (first == nullptr || order(&spawned) < order(first)) first = &spawned;
   }
   return first;
 }
 
+NamedRanks SpawnProcesses::named_ranks() const {
+  NamedRanks named;
+  for (const auto& [rank, process, report] : ranks_) {
+    if (report.told().state != SpawnReport::State::lost_peers) continue;
+    const std::string text = report.text();
+    for (const int one : ranks_named_in(text)) {
+      named.emplace(one, "rank " + std::to_string(rank) + " " +
+                             text.substr(0, text.find('\n')));
+    }
+  }
+  return named;
+}
+
 const SpawnedRank* SpawnProcesses::await_cause() {
   const auto deadline = Deadline::after(kCauseTimeout);
   const SpawnedRank* failure = first_failure();
-  while (failure != nullptr && cause_of(*failure) == Cause::echo &&
-         running() > 0 && !deadline.expired()) {
+  const auto is_echo = [&] {
+    return failure != nullptr && cause_of(*failure, {}) == Cause::echo;
+  };
+  while (is_echo() && running() > 0 && !deadline.expired()) {
     wait(deadline, true);
     failure = first_failure();
   }
-  return failure;
+  if (!is_echo()) return failure;
+  const NamedRanks named = named_ranks();
+  const auto cause = std::ranges::find_if(ranks_, [&](const auto& spawned) {
+    return cause_of(spawned, named) == Cause::named;
+  });
+  return cause == ranks_.end() ? failure : &*cause;
 }
 
 void SpawnProcesses::stop() {
@@ -320,7 +344,8 @@ void SpawnProcesses::stop() {
   wait_for(kKillTimeout);
 }
 
-SpawnError SpawnProcesses::error_of(const SpawnedRank& spawned) const {
+SpawnError SpawnProcesses::error_of(const SpawnedRank& spawned,
+                                    bool was_running) const {
   using State = SpawnReport::State;
   const auto& [rank, process, report] = spawned;
   const State state = report.told().state;
@@ -332,16 +357,25 @@ SpawnError SpawnProcesses::error_of(const SpawnedRank& spawned) const {
   std::optional<int> signal;
   if (tells_text(state)) {
     text += report.text();
-    exit_code = 1;  // the process may have been stopped before it exited
+    // The process may have been stopped before it exited.
+    if (!status || !WIFEXITED(*status)) exit_code = 1;
   } else {
-    text += ended_how(process);
+    text += was_running ? "left its group, and was stopped while it was ending"
+                        : ended_how(process);
     if (status && WIFSIGNALED(*status)) signal = WTERMSIG(*status);
     if (state == State::starting) {
       text +=
           " without reaching this call; each spawned process runs main() "
           "again, and the code before the call must lead it there";
     } else if (state == State::returned) {
-      text += " after fn had returned, while its statics were destroyed";
+      text += exit_code == 0
+                  ? " after fn had returned"
+                  : " after fn had returned, while its statics were destroyed";
+    }
+    const NamedRanks named = named_ranks();
+    if (const auto words = named.find(rank);
+        words != named.end() && (was_running || !signal)) {
+      text += "; others needed it: " + words->second;
     }
   }
   return SpawnError(text, rank, process.pid(), exit_code, signal);
@@ -354,8 +388,10 @@ bool SpawnProcesses::join(std::optional<milliseconds> timeout) {
     if (error_) throw SpawnError(*error_);
     reap_ended();
     if (const SpawnedRank* failure = await_cause()) {
+      const bool was_running = !failure->process.ended() &&
+                               !tells_text(failure->report.told().state);
       stop();
-      error_ = error_of(*failure);
+      error_ = error_of(*failure, was_running);
       continue;
     }
     if (running() == 0) return true;

@@ -14,6 +14,7 @@
 #include "lockstep/launch/spawn.h"
 #include "lockstep/launch/spawn_report.h"
 #include "lockstep/launch/store_port.h"
+#include "lockstep/launch/worker_failure.h"
 
 namespace lockstep::internal {
 
@@ -73,13 +74,16 @@ class SpawnProcesses {
   void signal_all(int signal) const;
   // Ends all processes with SIGKILL. Blocks until the kernel has ended them.
   void kill_all();
-  bool failed(const SpawnedRank& spawned) const;
+  bool failed(const SpawnedRank& spawned, const NamedRanks& named) const;
   const SpawnedRank* first_failure() const;
+  // Returns what echoes say of the ranks that they name.
+  NamedRanks named_ranks() const;
   // Returns the first failure. If that looks like an echo, waits a short time
-  // for its cause and returns that.
+  // for its cause and returns that, or the rank that the echo names.
   const SpawnedRank* await_cause();
   void stop();
-  SpawnError error_of(const SpawnedRank& spawned) const;
+  // `was_running`: it had not ended when it was stopped.
+  SpawnError error_of(const SpawnedRank& spawned, bool was_running) const;
 
   const SpawnCall call_;
   const int nprocs_;

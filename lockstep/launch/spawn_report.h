@@ -28,7 +28,9 @@ class SpawnReport {
     returned,  // fn has returned
     // The states below have a text.
     threw,  // an exception left fn
-    // An exception of communication left fn: mostly the echo of a peer's end.
+    // An exception of communication left fn, or fn caught one and then called
+    // std::exit() with a code that says failure: mostly the echo of a peer's
+    // end.
     lost_peers,
     astray,  // came to another call instead
   };

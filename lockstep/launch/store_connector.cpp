@@ -26,7 +26,53 @@ constexpr milliseconds kRefusedAllowance{10'000};
 constexpr milliseconds kGoneAllowance{3000};
 constexpr int kBacklog = 1024;
 
+// Returns where the store that this agent hosts can be reached.
+std::string place_of_own(const SocketAddress& address, bool beyond_loopback) {
+  if (!beyond_loopback) {
+    return "this node hosts the agents' store on " + address.host();
+  }
+  const std::string text =
+      "this node hosts the agents' store on every interface";
+  const auto interface = interface_of(address);
+  if (!interface || address.is_loopback()) return text;
+  const std::string on = "; " + address.host() + " is on " + interface->name;
+  if (!interface->leads_nowhere) return text + on;
+  return text + on +
+         ", to which no cable leads: if other hosts have this address, too, "
+         "each of them hosts a store of its own; then name an address that one "
+         "host alone has";
+}
+
+// Returns where the store of another agent is, and this host's way there.
+std::string place_of_other(const SocketAddress& address) {
+  const std::string text =
+      "another node hosts the agents' store, at " + address.host() + "; ";
+  try {
+    const std::string own = local_address_towards(address);
+    const auto interface = interface_of(resolve({own, 0}).front());
+    return text + "this node's way there is from " + own +
+           (interface ? " on " + interface->name : "");
+  } catch (const std::exception& error) {
+    return text + "this node has no way there: " + error.what();
+  }
+}
+
+// Returns what is known of a store that no agent hosts yet.
+std::string place_to_be(const std::vector<SocketAddress>& addresses,
+                        bool port_in_use) {
+  if (addresses.empty()) return "the name has no address yet";
+  if (port_in_use) {
+    return "this node would host it, but another process uses the port";
+  }
+  return place_of_other(addresses.front());
+}
+
 }  // namespace
+
+std::string StoreConnector::Failure::text() const {
+  return reason +
+         (error == 0 ? "" : " (" + std::string(std::strerror(error)) + ")");
+}
 
 FileDescriptor StoreConnector::listen(
     const std::vector<SocketAddress>& addresses, bool& port_in_use) const {
@@ -74,22 +120,30 @@ std::optional<OpenedStore> StoreConnector::host(
   opened.store = options_.open(address);
   opened.hosted = true;
   opened.beyond_loopback = !bound.is_loopback();
+  const auto own = std::ranges::find_if(addresses, is_of_this_host);
+  opened.hosting =
+      place_of_own(own == addresses.end() ? addresses.front() : *own,
+                   opened.beyond_loopback);
   return opened;
 }
 
 std::optional<OpenedStore> StoreConnector::connect(
     const std::vector<SocketAddress>& addresses, const Deadline& deadline,
     const std::function<bool()>& cancelled, Failure& failure) const {
-  failure = {.reason = "no process listens there", .refused = true};
+  failure = {.refused = true};
   for (const SocketAddress& address : addresses) {
     if (cancelled()) break;
     // Tries a connection of our own first: the store's client would report on
     // stderr how often it has tried.
     if (!accepts_connections(address, kConnectAllowance)) {
-      failure.refused = failure.refused && errno == ECONNREFUSED;
+      failure.error = errno;
+      failure.refused = failure.refused && failure.error == ECONNREFUSED;
+      failure.reason =
+          failure.refused ? "no process listens there" : "it cannot be reached";
       continue;
     }
     failure.refused = false;
+    failure.error = 0;
     try {
       OpenedStore opened;
       opened.store = options_.open(
@@ -103,6 +157,7 @@ std::optional<OpenedStore> StoreConnector::connect(
       // no other node reaches this one.
       const std::string own = local_address_towards(address);
       if (!names_loopback(own)) opened.reachable_host = own;
+      opened.hosting = place_of_other(address);
       return opened;
     } catch (const AgentStoreError& error) {
       failure.reason = error.what();  // the store may be ending
@@ -123,8 +178,9 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
   while (true) {
     Failure failure;
     bool port_in_use = false;
+    std::vector<SocketAddress> addresses;
     try {
-      const auto addresses = resolve(options_.endpoint);
+      addresses = resolve(options_.endpoint);
       if (auto opened = host(addresses, deadline, port_in_use)) {
         return std::move(*opened);
       }
@@ -158,7 +214,8 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
     if (deadline.expired()) {
       throw AgentStoreError(
           "no agents' store was reached at " + where + " in " +
-          seconds_text(options_.timeout) + ": " + reason +
+          seconds_text(options_.timeout) + ": " + failure.text() + "; " +
+          place_to_be(addresses, port_in_use) +
           "; start the node that hosts it (with --master-addr node rank 0, "
           "with --rdzv-endpoint the one whose address this is), or name "
           "another endpoint");
@@ -166,7 +223,8 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
     if (!told && deadline.elapsed() > kLongConnect) {
       told = true;
       notice("waiting for the agents' store at " + where + ", for at most " +
-             seconds_text(options_.timeout) + ": " + reason);
+             seconds_text(options_.timeout) + ": " + failure.text() + "; " +
+             place_to_be(addresses, port_in_use));
     }
     std::this_thread::sleep_for(std::min(kRetryInterval, deadline.remaining()));
   }

@@ -38,6 +38,9 @@ struct OpenedStore {
   // the store: then each node reaches this host by the endpoint that it was
   // given itself.
   std::string reachable_host{};
+  // Which node hosts the store, and on which interface, for messages: "this
+  // node hosts the agents' store on every interface; 192.0.2.1 is on eth0".
+  std::string hosting{};
 };
 
 // Opens the store of a job: binds the endpoint and hosts the store, or waits
@@ -77,8 +80,11 @@ class StoreConnector {
   // Why no store was reached.
   struct Failure {
     std::string reason{};
+    int error = 0;  // of the system; 0: none
     bool other_secret = false;
     bool refused = false;  // each address refuses connections
+
+    std::string text() const;  // the reason and the system's error
   };
   std::optional<OpenedStore> connect(
       const std::vector<SocketAddress>& addresses, const Deadline& deadline,

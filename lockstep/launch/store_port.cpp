@@ -1,13 +1,24 @@
 #include "lockstep/launch/store_port.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/launch/endpoint.h"
+#include "lockstep/launch/seconds_text.h"
 
 namespace lockstep::internal {
 namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLookUpInterval{200};
+// After this time the user is told what is being waited for.
+constexpr milliseconds kLongLookUp{5000};
 
 // What to do about an address that is not of this host.
 constexpr const char* kAdviceForOneNode =
@@ -51,6 +62,37 @@ std::vector<SocketAddress> look_up(const std::string& address, int port,
 
 }  // namespace
 
+std::optional<std::string> find_own_address(
+    const std::string& address, milliseconds allowed,
+    const std::function<void(const std::string& text)>& notice) {
+  const Deadline deadline = Deadline::after(allowed);
+  bool told = false;
+  while (true) {
+    try {
+      for (const SocketAddress& one : resolve({address, 0})) {
+        const bool every = one.host() == one.wildcard().host();
+        if ((every || is_of_this_host(one)) && bind_socket(one)) {
+          return one.host();
+        }
+      }
+      return std::nullopt;
+    } catch (const UnresolvedHost& error) {
+      if (deadline.expired()) {
+        throw std::invalid_argument(std::string(error.what()) +
+                                    kAdviceForOneNode);
+      }
+      if (deadline.elapsed() > kLongLookUp && !std::exchange(told, true)) {
+        notice(
+            "waiting until the address of this job's one node is known, for "
+            "at most " +
+            seconds_text(allowed) + ": " + error.what());
+      }
+      std::this_thread::sleep_for(
+          std::min(kLookUpInterval, deadline.remaining()));
+    }
+  }
+}
+
 StorePort StorePort::hold(const std::string& address, int port) {
   int error = EADDRNOTAVAIL;
   for (const SocketAddress& one : look_up(address, port, kAdviceForOneNode)) {
@@ -66,8 +108,13 @@ StorePort StorePort::hold(const std::string& address, int port) {
   refuse(address, port, error, kAdviceForOneNode);
 }
 
-StorePort StorePort::hold_for_nodes(const std::string& address) {
-  const SocketAddress first = look_up(address, 0, kAdviceForNodes).front();
+StorePort StorePort::hold_for_nodes(const std::string& address,
+                                    bool was_known) {
+  // A name means every interface, whatever its address is.
+  const SocketAddress first =
+      was_known && !is_numeric(address)
+          ? resolve({"0.0.0.0", 0}).front()
+          : look_up(address, 0, kAdviceForNodes).front();
   FileDescriptor fd = bind_for_nodes({address, 0}, first);
   if (!fd) refuse(address, 0, errno, kAdviceForNodes);
   const int number = bound_address(fd.get()).port();

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <chrono>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "lockstep/base/file_descriptor.h"
@@ -25,8 +28,11 @@ class StorePort {
   static StorePort hold(const std::string& address, int port);
 
   // Binds a free port for workers of several nodes, which reach this one by
-  // `address` (bind_for_nodes(), endpoint.h). Throws what hold() throws.
-  static StorePort hold_for_nodes(const std::string& address);
+  // `address` (bind_for_nodes(), endpoint.h). If that is a name that
+  // `was_known` at an earlier call, it may be unknown now. Throws what hold()
+  // throws.
+  static StorePort hold_for_nodes(const std::string& address,
+                                  bool was_known = false);
 
   const std::string& address() const { return address_; }  // as it was given
   int port() const { return port_; }
@@ -41,5 +47,15 @@ class StorePort {
   std::string address_;
   int port_;
 };
+
+// Returns the address, in numbers, at which StorePort::hold() can hold a port
+// for workers of this host alone that are told `address`; nothing if it is not
+// an address of this host, such as that of a Service of Kubernetes. Blocks for
+// at most `allowed` (and one look-up) while a name has no address, as that of a
+// new pod; calls `notice` once with a line for the user if that takes long.
+// Throws std::invalid_argument if the name has no address in that time.
+std::optional<std::string> find_own_address(
+    const std::string& address, std::chrono::milliseconds allowed,
+    const std::function<void(const std::string& text)>& notice);
 
 }  // namespace lockstep::internal

@@ -81,16 +81,26 @@ std::optional<std::chrono::system_clock::time_point> time_of(
 }
 
 // Returns the worker's own last words: of its error file, or else the last line
-// that it wrote to a log; and what others said of it.
+// that it wrote to a log or through the launcher; and what others said of it.
 std::string words_of(const WorkerFailure& failure) {
   std::string words = failure.error.message;
-  if (failure.named_by.empty()) return words;
-  for (const LogTail& log : failure.logs) {
-    if (words.empty() && !log.lines.empty()) {
-      words = "its last line: " + log.lines.back();
-    }
+  std::string line = failure.last_line;
+  if (!failure.logs.empty()) line = failure.logs.front().lines.back();
+  // One that a signal killed has mostly said nothing about it.
+  const bool may_have_told = !failure.signal || !failure.named_by.empty();
+  if (words.empty() && !line.empty() && may_have_told) {
+    words = "its last line: " + printable(line);
   }
+  if (failure.named_by.empty()) return words;
   return words + (words.empty() ? "" : "\n") + failure.named_by;
+}
+
+// Returns whether all that is known of the worker's end is that it left its
+// group: how the launcher stopped it then says nothing about the cause.
+bool only_left(const WorkerFailure& failure) {
+  return !failure.named_by.empty() &&
+         (failure.exit_code == 0 ||
+          (failure.was_stopped && failure.error.message.empty()));
 }
 
 std::string first_line(const std::string& text) {
@@ -109,7 +119,10 @@ bool words_lead(const WorkerFailure& failure) {
 
 // Returns how the process ended: "killed by SIGKILL (exit code 137)".
 std::string ending_of(const WorkerFailure& failure) {
-  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
+  const bool left = only_left(failure);
+  if (left && failure.exit_code != 0) {
+    return "the launcher stopped it while it was ending";
+  }
   std::string text = "exit code " + std::to_string(failure.exit_code);
   if (failure.signal) {
     text = "killed by " + signal_name(*failure.signal) + " (" + text + ")";
@@ -120,9 +133,8 @@ std::string ending_of(const WorkerFailure& failure) {
 
 // Returns "failed on node 1 (its host): " and what headline() ends with.
 std::string what_happened(const WorkerFailure& failure) {
-  const bool left = !failure.named_by.empty() && failure.exit_code == 0;
   return std::string(failure.hung ? "hung"
-                     : left       ? "left while others needed it"
+                     : only_left(failure) ? "left while others needed it"
                                   : "failed") +
          (failure.node.empty() ? "" : " on " + failure.node) + ": " +
          (words_lead(failure) ? first_line(words_of(failure))

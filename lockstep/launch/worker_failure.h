@@ -63,6 +63,9 @@ struct WorkerFailure {
   // (native_stack.h), or the same for people (SourceFinder::texts()).
   std::vector<std::string> stack{};
   std::vector<LogTail> logs{};  // of those that are not empty
+  // The last line that it wrote through the launcher (--prefix-lines); empty if
+  // its output goes elsewhere.
+  std::string last_line{};
 
   // When the worker failed: when its error file says so, but at the latest when
   // it ended.

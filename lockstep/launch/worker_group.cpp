@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <ranges>
 #include <string_view>
 #include <utility>
 
@@ -31,7 +32,8 @@ FileDescriptor route_stream(const OutputOptions& options,
                             const std::string& role, int local_rank, int rank,
                             Streams stream, const RunDirectory& run_directory,
                             const std::filesystem::path& directory,
-                            OutputMux& mux) {
+                            OutputMux& mux,
+                            std::shared_ptr<std::string> last_line) {
   const bool shown = !options.local_ranks_filter ||
                      options.local_ranks_filter->count(local_rank) > 0;
   const bool redirected = includes(options.redirects.of(local_rank), stream);
@@ -51,7 +53,8 @@ FileDescriptor route_stream(const OutputOptions& options,
     return mux.add_stream(stream == Streams::out ? OutputMux::Console::out
                                                  : OutputMux::Console::err,
                           line_prefix(options, role, local_rank, rank),
-                          {std::move(file), path.string()});
+                          {std::move(file), path.string()},
+                          std::move(last_line));
   }
   if (file) return file;
   return shown ? FileDescriptor() : open_file("/dev/null", O_WRONLY);
@@ -131,9 +134,12 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
     const auto environment = worker_environment(identity, inherited);
 
+    std::vector<std::shared_ptr<std::string>> last_lines;
     const auto route = [&](Streams stream) {
+      last_lines.push_back(std::make_shared<std::string>());
       return route_stream(options.output, options.role, rank,
-                          first_rank_ + rank, stream, directory, path, mux);
+                          first_rank_ + rank, stream, directory, path, mux,
+                          last_lines.back());
     };
     const FileDescriptor out = route(Streams::out);
     const FileDescriptor err = route(Streams::err);
@@ -149,6 +155,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
         .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
         .surroundings = surroundings};
     start_worker(start, error_file, standby);
+    workers_.back().last_lines = std::move(last_lines);
   }
   if (standby != nullptr) standby->end_kept();
 }
@@ -273,8 +280,8 @@ std::set<pid_t> WorkerGroup::pids() const {
 
 void WorkerGroup::signal_process_groups(int signal) const {
   for (const auto& worker : workers_) {
-    if (signal == SIGTERM &&
-        (worker.hung || worker.stage == Worker::Stage::called_back)) {
+    if (signal == SIGTERM && (worker.hung || worker.is_spared ||
+                              worker.stage == Worker::Stage::called_back)) {
       continue;
     }
     worker.process.signal_group(signal);
@@ -325,7 +332,7 @@ void WorkerGroup::set_ended(pid_t pid, int wait_status) {
     ChildProcess& process = worker.process;
     if (process.pid() != pid || process.ended()) continue;
     process.set_ended(wait_status);
-    worker.was_stopped = settled_;
+    worker.was_stopped = settled_ && !worker.is_spared;
     if (!settled_ && process.exit_code() != 0) failed_ = true;
   }
 }
@@ -353,6 +360,28 @@ void WorkerGroup::look_for_causes(const NamedRanks& named) {
             : record.kind != FailureKind::echo && named.contains(rank)) {
       failed_ = true;
     }
+  }
+}
+
+bool WorkerGroup::spare_named() {
+  const NamedRanks named = named_ranks();
+  bool any = false;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    Worker& worker = workers_[at];
+    worker.is_spared =
+        !worker.process.ended() && !worker.hung &&
+        named.contains(first_rank_ + static_cast<int>(at)) &&
+        read_error_file(worker.error_file).kind != FailureKind::echo;
+    any = any || worker.is_spared;
+  }
+  return any;
+}
+
+void WorkerGroup::end_spared() {
+  for (Worker& worker : workers_) {
+    if (!std::exchange(worker.is_spared, false)) continue;
+    worker.process.signal_group(SIGTERM);
+    worker.process.signal_group(SIGCONT);
   }
 }
 
@@ -411,6 +440,9 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
     }
     if (failure.stack.empty()) {
       failure.stack = read_crash_stack(worker.error_file);
+    }
+    for (const auto& line : std::views::reverse(worker.last_lines)) {
+      if (failure.last_line.empty()) failure.last_line = *line;
     }
     failure.local_rank = static_cast<int>(at);
     failure.pid = process.pid();

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -111,6 +112,11 @@ class WorkerGroup {
   // From now on the workers are being stopped: how they end does not count as a
   // failure.
   void settle() { settled_ = true; }
+  // Lets the workers that still run, and that echoes of this group name, end by
+  // themselves, as their exit codes say more than SIGTERM's: they get no
+  // SIGTERM before end_spared(). Returns whether there are any.
+  bool spare_named();
+  void end_spared();
 
  private:
   struct Worker {
@@ -123,8 +129,11 @@ class WorkerGroup {
     std::string streams{};    // stream_marks()
     FileDescriptor socket{};  // empty: the launch has no standby processes
     Stage stage = Stage::before_group;
-    bool was_stopped = false;  // it ended after settle()
+    bool is_spared = false;    // spare_named()
+    bool was_stopped = false;  // it ended after settle() and was not spared
     std::optional<HungWorker> hung{};
+    // What it has written last through the launcher, to stdout and to stderr.
+    std::vector<std::shared_ptr<std::string>> last_lines{};
   };
 
   void start_worker(const ChildStart& start, std::filesystem::path error_file,

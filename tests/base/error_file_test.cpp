@@ -56,6 +56,16 @@ class ErrorFile : public ::testing::Test {
   fs::path file_;
 };
 
+TEST_F(ErrorFile, AnEchoIsKnownInTheProcess) {
+  EXPECT_EQ(noted_echo(), "");
+  note_failure(FailureKind::echo, "rank 1 died");
+  EXPECT_EQ(noted_echo(), "rank 1 died");
+  forget_failure();
+  EXPECT_EQ(noted_echo(), "");
+  note_failure(FailureKind::cause, "no such file");
+  EXPECT_EQ(noted_echo(), "");
+}
+
 TEST_F(ErrorFile, HasTheFormThatTorchrunReads) {
   const auto seconds = [] {
     return std::chrono::floor<std::chrono::seconds>(

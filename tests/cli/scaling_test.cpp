@@ -248,7 +248,7 @@ TEST_F(ScalingReport, ARunThatDoesNotEndIsEnded) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("did not end within 1 s"),
                                 HasSubstr("\n  begun\n")));
-  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+  EXPECT_TRUE(await_no_process(std::chrono::seconds(60)));
 }
 
 // A shell ended before the program that it had started, which then ran beside
@@ -259,7 +259,7 @@ TEST_F(ScalingReport, WhatAComparedCommandLeavesIsEnded) {
               "sh -c 'trap : TERM; sleep 60; :' & echo 5 samples/s", "--",
               script("echo 5 samples/s")});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+  EXPECT_TRUE(await_no_process(std::chrono::seconds(60)));
 }
 
 // A loss that became NaN was taken for one that is not logged.
@@ -288,7 +288,7 @@ TEST_F(ScalingReport, ASignalEndsIt) {
   ASSERT_TRUE(fs::exists(begun));
   running->signal(SIGINT);
   EXPECT_EQ(running->finish().exit_code, 128 + SIGINT);
-  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+  EXPECT_TRUE(await_no_process(std::chrono::seconds(60)));
 }
 
 }  // namespace

@@ -88,7 +88,7 @@ TEST_F(Elastic, KilledNodeIsDoneWithoutAndCostsNoRestart) {
   const std::string first = place_of(node(0));
   const std::string kept = place_of(node(2));
   kill(agent_of(node(1)), SIGKILL);
-  EXPECT_EQ(node(1).finish(seconds(10)).exit_code, 128 + SIGKILL);
+  EXPECT_EQ(node(1).finish(seconds(25)).exit_code, 128 + SIGKILL);
   nodes_.erase(nodes_.begin() + 1);
   for (auto& one : nodes_) {
     one->await_output("of 2 restarts 0.");
@@ -111,7 +111,7 @@ TEST_F(Elastic, TheSameByC10d) {
                                          "--scale-up-wait=0"};
   begin(3, placed(end_), options);
   kill(agent_of(node(1)), SIGKILL);
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
   nodes_.erase(nodes_.begin() + 1);
   for (auto& one : nodes_) one->await_output("of 2 restarts 0.");
   start_node(placed(end_), options);
@@ -131,7 +131,7 @@ TEST_F(Elastic, FailuresThatALostNodeCausesUseNoRestart) {
   begin(3, script);
   kill(agent_of(node(1)), SIGKILL);
   std::ofstream(dead).put('.');
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
   nodes_.erase(nodes_.begin() + 1);
   for (auto& one : nodes_) one->await_output("of 2 restarts 0.");
   end_all_well();
@@ -140,7 +140,7 @@ TEST_F(Elastic, FailuresThatALostNodeCausesUseNoRestart) {
 TEST_F(Elastic, KilledLauncherIsDoneWithout) {
   begin(3, placed(end_));
   node(1).signal(SIGKILL);
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
   nodes_.erase(nodes_.begin() + 1);
   for (auto& one : nodes_) one->await_output("of 2 restarts 0.");
   end_all_well();
@@ -167,7 +167,7 @@ TEST_F(Elastic, PausedNodeIsDoneWithoutAndComesBack) {
 TEST_F(Elastic, BelowMinTheJobWaitsAndSaysSo) {
   begin(2, placed(end_));
   kill(agent_of(node(1)), SIGKILL);
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
   nodes_.pop_back();
   node(0).await_error("waiting for 2 to 3 nodes, of which 1 is there");
   start_node(placed(end_));
@@ -180,7 +180,7 @@ TEST_F(Elastic, BelowMinTheJobEndsWhenItsTimeIsUp) {
   join_timeout_ = 2;
   begin(2, placed(end_));
   kill(agent_of(node(1)), SIGKILL);
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
   const auto result = node(0).finish(seconds(20));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("waited 2 s"));
@@ -193,7 +193,7 @@ TEST_F(Elastic, SignalToOneNodeMakesItLeaveAndTheOthersGoOn) {
       "trap 'sleep 1; echo saved; exit 0' TERM; " + placed(end_);
   begin(3, saves);
   node(1).signal(SIGTERM);
-  const auto left = node(1).finish(seconds(10));
+  const auto left = node(1).finish(seconds(25));
   EXPECT_EQ(left.exit_code, 128 + SIGTERM) << left.err;
   EXPECT_THAT(left.out, HasSubstr("saved"));
   nodes_.erase(nodes_.begin() + 1);
@@ -209,7 +209,7 @@ TEST_F(Elastic, SignalToTheHostOfTheStoreEndsTheJob) {
   begin(3, placed(end_));
   node(0).signal(SIGTERM);
   for (auto& one : nodes_) {
-    EXPECT_EQ(one->finish(seconds(10)).exit_code, 128 + SIGTERM);
+    EXPECT_EQ(one->finish(seconds(25)).exit_code, 128 + SIGTERM);
   }
 }
 
@@ -217,7 +217,7 @@ TEST_F(Elastic, SignalToAllNodesEndsThemAllInOneWay) {
   begin(3, placed(end_));
   for (auto& one : nodes_) one->signal(SIGTERM);
   for (auto& one : nodes_) {
-    EXPECT_EQ(one->finish(seconds(15)).exit_code, 128 + SIGTERM);
+    EXPECT_EQ(one->finish(seconds(25)).exit_code, 128 + SIGTERM);
   }
 }
 
@@ -243,7 +243,7 @@ TEST_F(Elastic, ChangesAndRestartsAreCountedApart) {
   std::ofstream(fail).put('.');
   for (auto& one : nodes_) one->await_output("of 3 restarts 1.");
   kill(agent_of(node(2)), SIGKILL);
-  node(2).finish(seconds(10));
+  node(2).finish(seconds(25));
   nodes_.pop_back();
   for (auto& one : nodes_) {
     one->await_output("of 2 restarts 1.");
@@ -253,9 +253,9 @@ TEST_F(Elastic, ChangesAndRestartsAreCountedApart) {
   start_node(script, {"--max-restarts=1", "--max-membership-changes=1"});
   node(2).await_error("all 1 membership changes are used");
   kill(agent_of(node(1)), SIGKILL);
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
   for (const size_t one : {0u, 2u}) {
-    const auto result = node(one).finish(seconds(10));
+    const auto result = node(one).finish(seconds(25));
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_THAT(result.err,
                 AllOf(HasSubstr("was lost"),
@@ -348,14 +348,14 @@ TEST_F(Elastic, KilledHostOfTheStoreIsOneLineOnEveryNode) {
   const std::string lost = place_of(node(0));
   kill(agent_of(node(0)), SIGKILL);
   for (const size_t one : {1u, 2u}) {
-    const auto result = node(one).finish(seconds(10));
+    const auto result = node(one).finish(seconds(25));
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
     EXPECT_THAT(result.err,
                 AllOf(HasSubstr("node " + lost + " ("), HasSubstr("was lost"),
                       HasSubstr(endpoint())));
   }
-  node(0).finish(seconds(10));
+  node(0).finish(seconds(25));
 }
 
 // With another endpoint the survivors meet there.
@@ -378,7 +378,7 @@ TEST_F(ElasticMoves, KilledHostOfTheStoreIsDoneWithout) {
   const std::string lost = place_of(node(0));
   const std::string kept = place_of(node(1));
   kill(agent_of(node(0)), SIGKILL);
-  node(0).finish(seconds(10));
+  node(0).finish(seconds(25));
   nodes_.erase(nodes_.begin());
   for (auto& one : nodes_) {
     one->await_output("of 2 restarts 0.");
@@ -405,7 +405,7 @@ TEST_F(ElasticMoves, HostOfTheStoreMayLeave) {
             placed(end_),
         options_);
   node(0).signal(SIGTERM);
-  EXPECT_EQ(node(0).finish(seconds(10)).exit_code, 128 + SIGTERM);
+  EXPECT_EQ(node(0).finish(seconds(25)).exit_code, 128 + SIGTERM);
   nodes_.erase(nodes_.begin());
   for (auto& one : nodes_) {
     one->await_output("of 2 restarts 0.");
@@ -419,12 +419,12 @@ TEST_F(ElasticMoves, HostOfTheStoreMayLeave) {
 TEST_F(ElasticMoves, AfterTheLastEndpointTheyMeetAtTheFirst) {
   begin_at_both(3, {"--nnodes=1:3", "--scale-up-wait=0"});
   kill(agent_of(node(0)), SIGKILL);
-  node(0).finish(seconds(10));
+  node(0).finish(seconds(25));
   nodes_.erase(nodes_.begin());
   for (auto& one : nodes_) one->await_output("of 2 restarts 0.");
   // Either node hosts the second store. If this one does not, the other does.
   kill(agent_of(node(0)), SIGKILL);
-  node(0).finish(seconds(10));
+  node(0).finish(seconds(25));
   nodes_.erase(nodes_.begin());
   node(0).await_output("of 1 restarts 0.");
   const std::string moved = "the nodes meet at " + endpoint();
@@ -432,7 +432,7 @@ TEST_F(ElasticMoves, AfterTheLastEndpointTheyMeetAtTheFirst) {
     start_node(placed(end_), options_);
     for (auto& one : nodes_) one->await_output("of 2 restarts 0.");
     kill(agent_of(node(0)), SIGKILL);
-    node(0).finish(seconds(10));
+    node(0).finish(seconds(25));
     nodes_.erase(nodes_.begin());
     node(0).await_output("of 1 restarts 0.");
   }
@@ -461,9 +461,9 @@ TEST_F(ElasticMoves, PausedHostOfTheStoreFindsTheOthers) {
 TEST_F(ElasticMoves, ChangesThatAreUsedUpEndTheJob) {
   begin_at_both(3, {"--max-membership-changes=0"});
   kill(agent_of(node(0)), SIGKILL);
-  node(0).finish(seconds(10));
+  node(0).finish(seconds(25));
   for (const size_t one : {1u, 2u}) {
-    const auto result = node(one).finish(seconds(10));
+    const auto result = node(one).finish(seconds(25));
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
     EXPECT_THAT(result.err, HasSubstr("membership changes used: 0 of 0"));
@@ -473,7 +473,7 @@ TEST_F(ElasticMoves, ChangesThatAreUsedUpEndTheJob) {
 TEST_F(ElasticMoves, FixedNumberOfNodesUsesARestartAndWaitsForAReplacement) {
   begin_at_both(2, {"--nnodes=2", "--max-restarts=1"});
   kill(agent_of(node(0)), SIGKILL);
-  node(0).finish(seconds(10));
+  node(0).finish(seconds(25));
   nodes_.erase(nodes_.begin());
   node(0).await_error("restart 1 of 1");
   start_node(placed(end_), options_);
@@ -536,7 +536,7 @@ TEST_F(ElasticBetweenHosts, CutCableLeadsToARoundOfTheOtherHost) {
   nodes_[0]->await_error("was lost");
   EXPECT_EQ(count(nodes_[0]->out(), "place"), 1);
   nodes_[0]->signal(SIGTERM);
-  EXPECT_EQ(nodes_[0]->finish(seconds(15)).exit_code, 128 + SIGTERM);
+  EXPECT_EQ(nodes_[0]->finish(seconds(25)).exit_code, 128 + SIGTERM);
   std::ofstream(end).put('.');
   for (const size_t one : {1u, 2u}) {
     EXPECT_EQ(nodes_[one]->finish(seconds(20)).exit_code, 0);

@@ -42,6 +42,17 @@ TEST_F(JobSecretTest, ComesFromTheFileElseFromTheEnvironment) {
             "another secret, this");
 }
 
+// A bug: nodes whose variable came from a file with a final newline were
+// refused by the others, as they had another secret.
+TEST_F(JobSecretTest, HasNoNewlineAtItsEnd) {
+  for (const char* end : {"\n", "\r\n"}) {
+    const std::string text = std::string("sixteen letters.") + end;
+    setenv(kJobSecretVariable, text.c_str(), 1);
+    EXPECT_EQ(job_secret(""), "sixteen letters.");
+    EXPECT_EQ(job_secret(file(text, 0600)), "sixteen letters.");
+  }
+}
+
 TEST_F(JobSecretTest, FileThatOthersMayReadIsRefused) {
   for (const mode_t mode : {0644, 0640, 0604, 0620}) {
     EXPECT_THAT(message_of([&] { job_secret(file("sixteen letters.", mode)); }),

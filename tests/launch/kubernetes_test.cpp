@@ -3,6 +3,7 @@
 // master.go, elastic.go), Trainer 2 for a TrainJob (plugins/torch/torch.go).
 #include <gmock/gmock.h>
 
+#include <fstream>
 #include <functional>
 #include <set>
 
@@ -110,6 +111,32 @@ TEST_F(Kubernetes, PyTorchJobOfOneReplica) {
                        "PET_NNODES=1"}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "0 at " + address() + "\n");
+}
+
+// FAULTS 32: the name of a new pod is known some seconds after its start.
+TEST_F(Kubernetes, TrainJobOfOneNodeWaitsForItsName) {
+  const std::string in_namespace =
+      "unshare --user --map-root-user --mount --net ";
+  if (run_program({"/bin/sh", "-c", in_namespace + "true"}).exit_code != 0) {
+    GTEST_SKIP() << "this process may make no namespaces";
+  }
+  const auto names = scratch() / "hosts";
+  std::ofstream(names) << "127.0.0.1 localhost\n";
+  auto pod = start_program(
+      {"/bin/sh", "-c",
+       "exec " + in_namespace + "sh -c 'ip link set lo up; mount --bind " +
+           names.string() +
+           " /etc/hosts; exec $0 run sh -c \"echo "
+           "\\$MASTER_ADDR\"' " LOCKSTEP_BIN_DIR "/lockstep"},
+      {.environment = {"PET_NNODES=1", "PET_NPROC_PER_NODE=1",
+                       "PET_NODE_RANK=0", "PET_MASTER_PORT=29500",
+                       "PET_MASTER_ADDR=train-node-0-0.train"}});
+  pod->await_error("waiting until the address of this job's one node is known",
+                   std::chrono::seconds(60));
+  std::ofstream(names, std::ios::app) << "127.0.0.1 train-node-0-0.train\n";
+  const auto result = pod->finish(std::chrono::seconds(60));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "train-node-0-0.train\n");
 }
 
 }  // namespace

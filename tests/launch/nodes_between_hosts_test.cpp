@@ -108,6 +108,62 @@ TEST_F(NodesBetweenHosts, WorkersMeetWhereNodeZeroIs) {
   }
 }
 
+// An address that is local on both hosts, as a virtual one is: each node hosts
+// a store. They waited for each other in silence.
+TEST_F(NodesBetweenHosts, AddressThatBothHostsHaveIsNamedWhileTheyWait) {
+  for (const int host : {0, 1}) {
+    auto command = with(hosts_.command_on(host),
+                        {"ip", "address", "add", "192.0.2.9/32", "dev", "lo"});
+    ASSERT_EQ(run_program(command).exit_code, 0);
+    command = with(hosts_.command_on(host),
+                   {LOCKSTEP_BIN_DIR "/lockstep", "run", "--nnodes=2",
+                    "--rdzv-endpoint=192.0.2.9:29400", "true"});
+    nodes_.push_back(start_program(command));
+  }
+  for (const size_t host : {0u, 1u}) {
+    node(host).await_error("each of them hosts a store of its own",
+                           seconds(60));
+    EXPECT_THAT(node(host).err(),
+                AllOf(HasSubstr("at 192.0.2.9:29400, where this node hosts the "
+                                "agents' store on every interface"),
+                      HasSubstr("192.0.2.9 is on lo")));
+    node(host).signal(SIGTERM);
+    EXPECT_EQ(node(host).finish(seconds(60)).exit_code, 128 + SIGTERM);
+  }
+}
+
+// Every line about a wait says where, which node hosts the store, the way there
+// and what the system said last.
+TEST_F(NodesBetweenHosts, LinesOfWaitingNodesSayWhere) {
+  start_on(1, 1, "true");
+  const std::string store = NetworkHosts::address(0);
+  const std::string own = NetworkHosts::address(1);
+  node(0).await_error("waiting for the agents' store at " + store + ":29400",
+                      seconds(60));
+  EXPECT_THAT(
+      node(0).err(),
+      AllOf(HasSubstr("(Connection refused)"),
+            HasSubstr("another node hosts the agents' store, at " + store +
+                      "; this node's way there is from " + own + " on ")));
+  node(0).signal(SIGTERM);
+  node(0).finish(seconds(60));
+  nodes_.clear();
+  start_on(0, 0, "true", {"--nnodes=3"});
+  start_on(1, 1, "true", {"--nnodes=3"});
+  const std::string waiting =
+      "waiting for node 2 of 3, for at most 600 s, at " + store +
+      ":29400, where ";
+  node(0).await_error(waiting +
+                          "this node hosts the agents' store on every "
+                          "interface; " +
+                          store + " is on ",
+                      seconds(60));
+  node(1).await_error(waiting + "another node hosts the agents' store, at ",
+                      seconds(60));
+  for (auto& one : nodes_) one->signal(SIGTERM);
+  for (auto& one : nodes_) one->finish(seconds(60));
+}
+
 TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
   for (const int host : {0, 1}) {
     start_on(host, host, "echo ready; exec sleep 300",
@@ -115,14 +171,14 @@ TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
   }
   for (auto& one : nodes_) one->await_output("ready\n");
   ASSERT_TRUE(hosts_.unplug());
-  const Deadline deadline = Deadline::after(seconds(5));
+  const Deadline deadline = Deadline::after(seconds(25));
   for (const size_t host : {0u, 1u}) {
     node(host).await_error("was lost", deadline.remaining());
   }
-  const auto second = node(1).finish(seconds(15));
+  const auto second = node(1).finish(seconds(60));
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.err, AllOf(HasSubstr("node 0 ("), HasSubstr("was lost")));
-  const auto first = node(0).finish(seconds(15));
+  const auto first = node(0).finish(seconds(60));
   EXPECT_EQ(first.exit_code, 1);
   EXPECT_THAT(first.err, AllOf(HasSubstr("node 1 ("), HasSubstr("was lost")));
 }
@@ -145,7 +201,7 @@ TEST_F(NodesBetweenHosts, CollectivesGoOnAfterACut) {
   node(0).await_output("turn ", static_cast<int>(turns) + 20);
   node(0).signal(SIGTERM);
   for (auto& one : nodes_) {
-    const auto result = one->finish(seconds(20));
+    const auto result = one->finish(seconds(60));
     EXPECT_EQ(result.exit_code, 128 + SIGTERM);
     EXPECT_EQ(count(result.out, "failed"), 0) << result.out;
   }
@@ -287,6 +343,7 @@ TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
     host.node(other).await_error("no contact with node 0");
     host.node(other).await_error("is back after");
   }
+  c10d.node(1).await_error("no answer from ");
   towards.node(1).await_error("is back after");
   back.node(1).await_error("is back after");
   elastic.node(1).await_error("is back after");

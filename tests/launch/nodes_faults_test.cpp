@@ -67,7 +67,7 @@ TEST_F(NodesFaults, EveryAgentEndsWithTheFirstFailingWorkersCode) {
             "exec sleep 300",
             "agent");
   for (size_t rank = 0; rank < 2; ++rank) {
-    const auto result = node(rank).finish(seconds(10));
+    const auto result = node(rank).finish(seconds(25));
     EXPECT_EQ(result.exit_code, 42) << result.err;
     EXPECT_THAT(result.err, HasSubstr("rank 3 failed on node 1 ("));
     // The node of the failure knows the local rank, too.
@@ -96,7 +96,7 @@ std::string cause_and_echo(const std::filesystem::path& scratch,
 TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
   start_two({}, cause_and_echo(scratch(), "sleep 0.4; exit 9"), "agent");
   for (auto& one : nodes_) {
-    const auto result = one->finish(seconds(10));
+    const auto result = one->finish(seconds(25));
     EXPECT_EQ(result.exit_code, 9) << result.err;
     EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed on node 1 ("),
                                   HasSubstr("an cause")));
@@ -169,7 +169,7 @@ TEST_F(NodesFaults, NodeThatHasEndedWellStartsAnewWithTheOthers) {
             "[ $RANK = 0 ] && exit 0; sleep 0.5; exit 5",
             "round 1");
   for (auto& one : nodes_) {
-    const auto result = one->finish(seconds(10));
+    const auto result = one->finish(seconds(25));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(result.out, "round 0\nround 1\n");
   }
@@ -184,8 +184,8 @@ TEST_F(NodesFaults, ProgramThatOneHostCannotExecuteEndsAll) {
   ASSERT_EQ(write(file.get(), "\x01\x02 no program\n", 14), 14);
   file.reset();
   auto second = start(with(meeting(endpoint(), 2, 1), {garbage}));
-  EXPECT_EQ(second->finish(seconds(10)).exit_code, 126);
-  const auto result = first->finish(seconds(10));
+  EXPECT_EQ(second->finish(seconds(25)).exit_code, 126);
+  const auto result = first->finish(seconds(25));
   EXPECT_EQ(result.exit_code, 126);
   EXPECT_THAT(result.err, AllOf(HasSubstr("node 1 ("), HasSubstr("garbage")));
 }
@@ -200,7 +200,7 @@ TEST_F(NodesFaults, SignalToOneAgentEndsTheJob) {
                 "ready");
       node(target).signal(signal);
       for (size_t rank = 0; rank < 2; ++rank) {
-        const auto result = node(rank).finish(seconds(10));
+        const auto result = node(rank).finish(seconds(25));
         EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
         EXPECT_THAT(result.out, HasSubstr("saved\n"));
         if (rank != target) {
@@ -222,7 +222,7 @@ TEST_F(NodesFaults, SignalAfterAFailureDoesNotChangeTheExitCode) {
   node(0).await_output("stopping");
   node(0).signal(SIGTERM);
   for (auto& one : nodes_) {
-    const auto result = one->finish(seconds(10));
+    const auto result = one->finish(seconds(25));
     EXPECT_EQ(result.exit_code, 42) << result.err;
     EXPECT_THAT(result.err, HasSubstr("rank 1 failed on node 1 ("));
   }
@@ -232,7 +232,7 @@ TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
   auto lonely = start_script(meeting(endpoint(), 2, 0), "echo never");
   await_store();
   lonely->signal(SIGTERM);
-  const auto result = lonely->finish(seconds(10));
+  const auto result = lonely->finish(seconds(25));
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
   EXPECT_EQ(result.out, "");
 }
@@ -345,7 +345,7 @@ TEST_F(NodesFaults, LostNodeUsesUpARestartAndMayBeReplaced) {
     nodes_.push_back(start_node(1));
     for (auto& one : nodes_) one->await_output("round 0");
     kill(agent_of(node(1)), SIGKILL);
-    EXPECT_EQ(node(1).finish(seconds(10)).exit_code, 128 + SIGKILL);
+    EXPECT_EQ(node(1).finish(seconds(25)).exit_code, 128 + SIGKILL);
     auto replacement = start_node(1);
     for (auto* one : {&node(0), replacement.get()}) {
       const auto result = one->finish(seconds(30));
@@ -361,33 +361,33 @@ TEST_F(NodesFaults, LostNodeIsNamedBeforeTheOthersWaitForItsReplacement) {
   node(1).signal(SIGKILL);
   node(0).await_error("restart 1 of 1");
   node(0).signal(SIGTERM);
-  const auto result = node(0).finish(seconds(10));
+  const auto result = node(0).finish(seconds(25));
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);
   EXPECT_THAT(result.err, AllOf(HasSubstr("launcher of node 1 ("),
                                 HasSubstr("was killed")));
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
 }
 
 TEST_P(NodesFaultsAtAStore, KilledAgentIsNamedWithinSeconds) {
   start_two({}, kStay, "agent ");
   kill(agent_of(node(1)), SIGKILL);
-  const auto result = node(0).finish(seconds(5));
+  const auto result = node(0).finish(seconds(25));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
   EXPECT_THAT(result.err, HasSubstr("node 1 ("));
   EXPECT_THAT(result.err, HasSubstr("was lost"));
-  EXPECT_EQ(node(1).finish(seconds(10)).exit_code, 128 + SIGKILL);
+  EXPECT_EQ(node(1).finish(seconds(25)).exit_code, 128 + SIGKILL);
 }
 
 TEST_P(NodesFaultsAtAStore, KilledHostOfTheStoreIsNamedAtOnce) {
   start_two({"--max-restarts=3"}, kStay, "agent ");
   kill(agent_of(node(0)), SIGKILL);
-  const auto result = node(1).finish(seconds(5));
+  const auto result = node(1).finish(seconds(25));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("node 0 ("), HasSubstr("was lost"),
                                 HasSubstr(endpoint())));
-  EXPECT_EQ(node(0).finish(seconds(10)).exit_code, 128 + SIGKILL);
+  EXPECT_EQ(node(0).finish(seconds(25)).exit_code, 128 + SIGKILL);
 }
 
 TEST_P(NodesFaultsAtAStore, PausedHostOfTheStoreIsGivenUpAndSaysSo) {
@@ -408,11 +408,11 @@ TEST_P(NodesFaultsAtAStore, PausedHostOfTheStoreIsGivenUpAndSaysSo) {
 TEST_F(NodesFaults, KilledLauncherEndsTheOtherNodeAtOnce) {
   start_two({}, kStay, "agent ");
   node(1).signal(SIGKILL);
-  const auto result = node(0).finish(seconds(10));
+  const auto result = node(0).finish(seconds(25));
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   EXPECT_THAT(result.err, AllOf(HasSubstr("launcher of node 1 ("),
                                 HasSubstr("was killed")));
-  node(1).finish(seconds(10));
+  node(1).finish(seconds(25));
 }
 
 // FAULTS 21: strangers reach the port of a job that runs.
@@ -443,7 +443,7 @@ TEST_F(NodesFaults, StrangersAtTheStoreDoNotDisturbTheJob) {
   EXPECT_THAT(refused.err, HasSubstr("one too many"));
   std::ofstream(end).put('.');
   for (auto& one : nodes_) {
-    const auto result = one->finish(seconds(10));
+    const auto result = one->finish(seconds(25));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(result.err, "");
   }

@@ -1,5 +1,6 @@
 // Ranks that this program spawns join a group without further settings:
-// `spawn_all_reduce NPROCS [fail|fail-in-torch]`. For spawn_torch_test.cpp.
+// `spawn_all_reduce NPROCS [fail|fail-in-torch|catch]`. For
+// spawn_torch_test.cpp.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -11,6 +12,26 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/launch/spawn.h"
 
+namespace {
+
+// Returns whether it went well. The group is destroyed at the end, whatever
+// happened.
+bool train_and_catch(int rank) {
+  auto group = lockstep::init_process_group();
+  try {
+    auto tensor = torch::ones({2});
+    lockstep::all_reduce(tensor);
+    if (rank == 1) throw std::runtime_error("no such file: x.csv");
+    lockstep::all_reduce(tensor);
+    return true;
+  } catch (const std::exception& error) {
+    std::printf("rank %d: %s\n", rank, error.what());
+    return false;
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   const int nprocs = std::atoi(argv[1]);
   const bool fails = argc > 2;
@@ -19,6 +40,9 @@ int main(int argc, char** argv) {
   try {
     lockstep::spawn(
         [&](int rank) {
+          if (fails && std::string(argv[2]) == "catch") {
+            std::exit(train_and_catch(rank) ? 0 : 1);
+          }
           auto group = lockstep::init_process_group("gloo");
           auto tensor = torch::full({2}, rank + 1.0);
           lockstep::all_reduce(tensor);

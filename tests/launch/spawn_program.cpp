@@ -19,6 +19,8 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/error_file.h"
+
 // The name is that of LibTorch's error when a peer has ended.
 namespace c10 {
 struct DistBackendError : std::runtime_error {
@@ -252,10 +254,24 @@ void echo_first(const Arguments& arguments) {
   const std::string how = arguments.at(1);
   auto processes = spawn(
       [&](int rank) {
+        const std::string left = "rank 1 has left the group";
         if (rank == 0 && how == "signal") ::raise(SIGPIPE);
-        if (rank == 0) throw c10::DistBackendError("connection closed by peer");
+        if (rank == 0 && how == "caught") {
+          lockstep::internal::note_failure(
+              lockstep::internal::FailureKind::echo,
+              "all_reduce #5 failed: " + left);
+          std::exit(5);
+        }
+        if (rank == 0) {
+          throw c10::DistBackendError(how == "signal" || how == "exception" ||
+                                              how == "alone"
+                                          ? "connection closed by peer"
+                                          : left);
+        }
         gate.await();
-        if (how == "alone") stay();
+        if (how == "alone" || how == "stays") stay();
+        if (how == "exits" || how == "caught") std::exit(3);
+        if (how == "returns") return;
         throw std::runtime_error("the cause");
       },
       2, {.join = false});

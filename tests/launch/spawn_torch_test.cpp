@@ -45,6 +45,13 @@ TEST_F(SpawnTorch, RankThatThrowsIsNamedNotThePeersThatWaitForIt) {
               HasSubstr("threw std::runtime_error: rank 1 had enough\n"));
 }
 
+TEST_F(SpawnTorch, RankThatCatchesWhatItThrewIsNamed) {
+  const auto result = run_program({program_, "8", "catch"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("rank 1: no such file: x.csv\n"));
+  EXPECT_THAT(result.out, HasSubstr(": rank 1 of 8 (pid "));
+}
+
 // what() of LibTorch's exceptions ends with a C++ backtrace.
 TEST_F(SpawnTorch, ErrorOfLibTorchIsShownWithoutItsBacktrace) {
   const auto result = run_program({program_, "2", "fail-in-torch"});

@@ -381,7 +381,7 @@ TEST_F(Standby, DiesWithTheLauncher) {
   job->await_output(" stood by 0 ", 2);
   ASSERT_NO_FATAL_FAILURE(await_standby(2));
   job->signal(SIGKILL);
-  EXPECT_TRUE(await_no_process(seconds(10)));
+  EXPECT_TRUE(await_no_process(seconds(60)));
   job->finish();
 }
 

@@ -554,7 +554,7 @@ class StoreSessionTest : public StoreServerTest {
         raw(), secret(), Deadline::after(seconds(20)),
         Rejoining{.agent = id,
                   .given_up = [this] { return given_up_.load(); },
-                  .broken = [this] { ++broken_; },
+                  .broken = [this](const auto&) { ++broken_; },
                   .back = [] {}});
   }
   bool await_absence_of(const std::string& id) {

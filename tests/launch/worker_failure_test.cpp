@@ -76,10 +76,16 @@ TEST(WorkerFailure, RankThatOthersNameComesFirst) {
                    threw(2, 9, FailureKind::cause, 8), failed(1, 8), named}),
             (std::vector<int>{7, 2, 1, 0}));
   const std::string text = describe({named, failed(1, 8)}, 0, 0);
-  EXPECT_THAT(text, ::testing::StartsWith("rank 7 failed: killed by SIGTERM"));
+  EXPECT_THAT(text,
+              ::testing::StartsWith("rank 7 left while others needed it: the "
+                                    "launcher stopped it while it was ending"));
   EXPECT_THAT(text,
               ::testing::HasSubstr("\n  its last line: no such file: x.csv\n  "
                                    "rank 0: all_reduce #5 failed: rank 7"));
+  named.logs.clear();
+  named.last_line = "no such\x1b[2J";
+  EXPECT_THAT(summary(named),
+              ::testing::EndsWith(": its last line: no such [2J"));
   named.exit_code = 0;
   named.signal.reset();
   EXPECT_EQ(headline(named), "rank 7 left while others needed it: exit code 0");

@@ -1,9 +1,15 @@
 #include "lockstep/cli/doctor/dev_shm.h"
 
+#include <fcntl.h>
+#include <stdlib.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 
+#include "lockstep/base/file_descriptor.h"
 #include "lockstep/cli/size_text.h"
 
 namespace lockstep::internal {
@@ -12,6 +18,15 @@ namespace {
 // Docker gives 64 MiB. NCCL needs about 10 MiB for each pair of GPUs that
 // cannot reach each other directly, DataLoaders a batch for each worker.
 constexpr int64_t kLittleSpace = int64_t{256} << 20;
+
+// Returns why no file can be made in `folder`; 0: one can.
+int error_of_writing(const std::filesystem::path& folder) {
+  std::string name = (folder / "lockstep_XXXXXX").string();
+  const FileDescriptor fd(::mkostemp(name.data(), O_CLOEXEC));
+  const int error = fd ? 0 : errno;
+  if (fd) ::unlink(name.c_str());
+  return error;
+}
 
 }  // namespace
 
@@ -30,6 +45,14 @@ Finding check_dev_shm(const MachineRoots& roots) {
   const auto free = static_cast<int64_t>(space.f_bavail) * block;
   finding.values = {{"size_bytes", size}, {"free_bytes", free}};
   finding.found = size_text(free) + " of " + size_text(size) + " are free";
+  if (const int error = error_of_writing(roots.dev / "shm"); error != 0) {
+    finding.found +=
+        std::string(", and it cannot be written: ") + std::strerror(error);
+    finding.warn(
+        "NCCL and Python's DataLoader make files there and fail (Lockstep does "
+        "not): mount it writable for this user, mode 1777.");
+    return finding;
+  }
   if (free < kLittleSpace) {
     finding.warn(
         "NCCL and Python's DataLoader share memory there and fail when it is "

@@ -5,8 +5,8 @@
 
 namespace lockstep::internal {
 
-// The size of /dev/shm. Lockstep's own shared memory is not there, but that of
-// NCCL and of Python's DataLoader is.
+// The size of /dev/shm, and whether it can be written. Lockstep's own shared
+// memory is not there, but that of NCCL and of Python's DataLoader is.
 Finding check_dev_shm(const MachineRoots& roots);
 
 }  // namespace lockstep::internal

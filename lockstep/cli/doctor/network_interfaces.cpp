@@ -68,6 +68,28 @@ std::string names_of(const std::vector<NetworkInterface>& interfaces) {
   return names.empty() ? "none" : names;
 }
 
+Finding check_nonlocal_bind(const MachineRoots& roots) {
+  Finding finding{.name = "nonlocal bind"};
+  std::string allowed;
+  for (const char* family : {"ipv4", "ipv6"}) {
+    const bool on =
+        number_in(roots.proc / "sys/net" / family / "ip_nonlocal_bind") == 1;
+    finding.values[family] = on;
+    if (on) allowed += (allowed.empty() ? "" : " and ") + std::string(family);
+  }
+  if (allowed.empty()) {
+    finding.found = "no program can take another host's address";
+    return finding;
+  }
+  finding.found = "programs can take other hosts' addresses of " + allowed;
+  finding.advice =
+      "A wrong address of this host in MASTER_ADDR or --local-addr is noticed "
+      "only when others do not reach it; lockstep run looks at the interfaces. "
+      "If no program of this host needs it, as root: sysctl "
+      "net.ipv4.ip_nonlocal_bind=0 net.ipv6.ip_nonlocal_bind=0.";
+  return finding;
+}
+
 Finding check_interfaces(const std::vector<NetworkInterface>& interfaces) {
   Finding finding{.name = "network"};
   finding.values["interfaces"] = nlohmann::ordered_json::array();

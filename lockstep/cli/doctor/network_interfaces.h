@@ -29,4 +29,7 @@ std::string names_of(const std::vector<NetworkInterface>& interfaces);
 // host meet, is among them.
 Finding check_interfaces(const std::vector<NetworkInterface>& interfaces);
 
+// Whether programs may bind addresses that are on no interface.
+Finding check_nonlocal_bind(const MachineRoots& roots);
+
 }  // namespace lockstep::internal

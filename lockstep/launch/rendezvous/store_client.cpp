@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -95,13 +96,15 @@ bool StoreClient::begin(const Deadline& deadline) {
 }
 
 template <class Begin>
-auto StoreClient::reach_host(const std::function<bool()>& over,
-                             const std::function<void()>& failed,
-                             const Begin& begin_on) {
+auto StoreClient::reach_host(
+    const std::function<bool()>& over,
+    const std::function<void(const std::string&)>& failed,
+    const Begin& begin_on) {
   bool refused = false;  // by every try since `allowance` began
   Deadline allowance = Deadline::after(kRefusalAllowance);
   while (!over()) {
     FileDescriptor socket = connect_to(*host_, kTryAllowance);
+    std::string why = std::strerror(errno);
     const bool refused_now = !socket && errno == ECONNREFUSED;
     if (refused_now && !refused) {
       allowance = Deadline::after(kRefusalAllowance);
@@ -114,11 +117,11 @@ auto StoreClient::reach_host(const std::function<bool()>& over,
         return begin_on(std::move(socket), Deadline::after(kHelloAllowance));
       } catch (const SessionOver&) {
         throw;
-      } catch (const AgentStoreError&) {
-        // The way to the host has broken again.
+      } catch (const AgentStoreError& error) {
+        why = error.what();  // the way to the host has broken again
       }
     }
-    if (!refused) failed();
+    if (!refused) failed(why);
     std::this_thread::sleep_for(kTryInterval);
   }
   fail_closed();
@@ -129,8 +132,10 @@ bool StoreClient::rejoin() {
   // them, and is told as lost soon.
   const auto patience = Deadline::after(kRefusalAllowance);
   bool told = false;
-  const auto failed = [&] {
-    if (patience.expired() && !std::exchange(told, true)) rejoining_->broken();
+  const auto failed = [&](const std::string& why) {
+    if (patience.expired() && !std::exchange(told, true)) {
+      rejoining_->broken(why);
+    }
   };
   return reach_host(rejoining_->given_up, failed,
                     [&](FileDescriptor socket, const Deadline& deadline) {
@@ -190,7 +195,8 @@ std::unique_ptr<StoreLine> StoreClient::open_line(const Deadline& deadline) {
     return make_line(std::move(socket), secret_, deadline);
   }
   return reach_host(
-      [&] { return deadline.expired() || rejoining_->given_up(); }, [] {},
+      [&] { return deadline.expired() || rejoining_->given_up(); },
+      [](const auto&) {},
       [&](FileDescriptor socket, const Deadline& until) {
         return make_line(std::move(socket), secret_, until);
       });

@@ -58,7 +58,8 @@ class StoreClient : public AgentStore {
   // true or the store's process has ended.
   template <class Begin>
   auto reach_host(const std::function<bool()>& over,
-                  const std::function<void()>& failed, const Begin& begin_on);
+                  const std::function<void(const std::string& why)>& failed,
+                  const Begin& begin_on);
   // Connects again, in the same session. Returns what begin() does. Throws
   // AgentStoreError if that is over.
   bool rejoin();

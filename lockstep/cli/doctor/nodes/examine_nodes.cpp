@@ -63,6 +63,7 @@ class Examination {
         meeting_(*opened.store, options.node.nnodes,
                  options.node.run_id.value_or("")),
         record_(own_record(own)),
+        hosting_(opened.hosting),
         listener_(reached_at(options, opened), options.node.nnodes) {
     record_.address =
         options.local_addr.empty() ? opened.reachable_host : options.local_addr;
@@ -80,7 +81,8 @@ class Examination {
             Deadline::after(std::min(kFirstNotice, options_.join_timeout)))) {
       say("waiting for " + name_numbers("node", meeting_.absent()) + " of " +
           std::to_string(options_.node.nnodes) + ", for at most " +
-          seconds_text(options_.join_timeout));
+          seconds_text(options_.join_timeout) + ", at " +
+          options_.store.endpoint.text() + ", where " + hosting_);
     }
     members_ = meeting_.await_members(deadline);
     plan_ = link_plan(static_cast<int>(members_.size()));
@@ -195,6 +197,7 @@ class Examination {
   const JobMemberOptions& options_;
   Meeting meeting_;
   NodeRecord record_;
+  std::string hosting_;  // OpenedStore::hosting
   LinkListener listener_;
   int rank_ = -1;
   std::vector<int> members_;
