@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <set>
@@ -106,6 +107,9 @@ std::string place_text(std::string line) {
 }  // namespace
 
 bool has_source_lines(const std::string& path) {
+  // A rank names the path: at a pipe this would wait for ever.
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) return false;
   std::ifstream file(path, std::ios::binary);
   Elf64_Ehdr header{};
   if (!read_at(file, 0, &header, 1) ||
