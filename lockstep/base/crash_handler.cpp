@@ -215,9 +215,9 @@ void arm_crash_handler() {
 
 std::vector<std::string> read_crash_stack(
     const std::filesystem::path& error_file) {
-  std::istringstream file(read_left_file(error_file.parent_path(), kStackFile,
-                                         kMostStackBytes)
-                              .value_or(""));
+  std::istringstream file(
+      read_left_file(error_file.parent_path(), kStackFile, kMostStackBytes)
+          .value_or(""));
   std::vector<std::string> frames;
   bool of_handler = true;
   for (std::string line; std::getline(file, line);) {

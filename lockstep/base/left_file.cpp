@@ -32,8 +32,7 @@ std::optional<std::string> read_all(const FileDescriptor& file, size_t most) {
 }  // namespace
 
 FileDescriptor open_left_file(const fs::path& folder, const fs::path& name) {
-  FileDescriptor at(
-      ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  FileDescriptor at(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   for (auto part = name.begin(); at && part != name.end();) {
     const std::string one = *part;
     if (one.empty() || one == ".." || one.starts_with('/')) {
@@ -43,9 +42,9 @@ FileDescriptor open_left_file(const fs::path& folder, const fs::path& name) {
     const bool is_last = ++part == name.end();
     // A pipe and a device are opened, too, but nothing waits for them.
     constexpr int kEach = O_RDONLY | O_NOFOLLOW | O_CLOEXEC;
-    at = FileDescriptor(::openat(
-        at.get(), one.c_str(),
-        kEach | (is_last ? O_NONBLOCK | O_NOCTTY : O_DIRECTORY)));
+    at = FileDescriptor(
+        ::openat(at.get(), one.c_str(),
+                 kEach | (is_last ? O_NONBLOCK | O_NOCTTY : O_DIRECTORY)));
   }
   struct stat facts {};
   if (at && (::fstat(at.get(), &facts) != 0 || !S_ISREG(facts.st_mode))) {

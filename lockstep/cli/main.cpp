@@ -95,7 +95,8 @@ int main(int argc, char** argv) {
     return ended(command, app.exit(help_or_version, std::cout, std::cerr));
   } catch (const CLI::ParseError& error) {
     lockstep::internal::write_message(
-        command, lockstep::internal::shown_line(error.what()) + "; see " + command + " --help");
+        command, lockstep::internal::shown_line(error.what()) + "; see " +
+                     command + " --help");
     return lockstep::internal::kUsageError;
   } catch (const std::exception& error) {
     lockstep::internal::write_message(command, error.what());

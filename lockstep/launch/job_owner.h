@@ -16,8 +16,8 @@ struct JobOwner {
 // the programs that it starts. Throws std::system_error.
 void give_up_root(const JobOwner& owner);
 
-// While it lives, a process of root's has the rights of `owner` for files. Other
-// processes' rights, and the rights to signal this one, stay as they are.
+// While it lives, a process of root's has the rights of `owner` for files.
+// Other processes' rights, and the rights to signal this one, stay as they are.
 class OwnersRights {
  public:
   // Throws std::system_error.

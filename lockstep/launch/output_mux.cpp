@@ -124,7 +124,8 @@ void OutputMux::handle_poll_entries(const std::vector<pollfd>& entries) {
 std::optional<Deadline> OutputMux::due() const {
   std::optional<Deadline> first;
   for (const Stream& stream : streams_) {
-    if (stream.due && (!first || stream.due->remaining() < first->remaining())) {
+    if (stream.due &&
+        (!first || stream.due->remaining() < first->remaining())) {
       first = stream.due;
     }
   }
@@ -133,7 +134,9 @@ std::optional<Deadline> OutputMux::due() const {
 
 void OutputMux::show_due_parts() {
   for (Stream& stream : streams_) {
-    if (stream.due && stream.due->expired()) show(stream, *sink_of(stream.console));
+    if (stream.due && stream.due->expired()) {
+      show(stream, *sink_of(stream.console));
+    }
   }
 }
 
@@ -163,7 +166,8 @@ void OutputMux::take(Stream& stream, std::string_view bytes) {
     const size_t end = bytes.find_first_of("\n\r");
     const std::string_view part = bytes.substr(0, end);
     stream.partial_line += part;
-    const bool follows = std::exchange(stream.after_return, false) && part.empty();
+    const bool follows =
+        std::exchange(stream.after_return, false) && part.empty();
     if (end == std::string_view::npos) {
       if (stream.partial_line.size() >= kLongestLine) {
         take_line(stream, *sink);
@@ -191,7 +195,8 @@ void OutputMux::take_line(Stream& stream, Sink& sink) {
     write_log(sink.duplicates, stream.prefix + stream.partial_line + '\n');
   }
   const bool is_open = open_id_ == stream.id;
-  if (is_open || stream.shown == 0 || stream.shown < stream.partial_line.size()) {
+  if (is_open || stream.shown == 0 ||
+      stream.shown < stream.partial_line.size()) {
     show(stream, sink);
     open_id_ = 0;
     if (!sink.closed) sink.pending += '\n';

@@ -128,8 +128,8 @@ void remove_old(const fs::path& parent) {
     if (!path.filename().string().starts_with(std::string(kTemporaryStem) +
                                               "_") ||
         ::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-        status.st_uid != ::geteuid() ||
-        !open_left_file(path, kTemporaryMark) || !has_attempt_to_keep(path)) {
+        status.st_uid != ::geteuid() || !open_left_file(path, kTemporaryMark) ||
+        !has_attempt_to_keep(path)) {
       continue;
     }
     std::error_code ignored;

@@ -101,16 +101,16 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
       read_left_file(file.parent_path(), file.filename(), kLargestFile);
   if (!text) {
     if (errno != ENOENT) {
-      record.unreadable = errno == EINVAL || errno == ELOOP
-                              ? "is not a regular file"
-                              : std::string("cannot be read: ") +
-                                    std::strerror(errno);
+      record.unreadable =
+          errno == EINVAL || errno == ELOOP
+              ? "is not a regular file"
+              : std::string("cannot be read: ") + std::strerror(errno);
     }
     return record;
   }
   const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object() || !json.contains("message")) {
-    record.unreadable = text->empty()       ? "is empty; is the disk full?"
+    record.unreadable = text->empty()         ? "is empty; is the disk full?"
                         : json.is_discarded() ? "is no whole JSON"
                                               : "has no \"message\"";
     return record;

@@ -83,16 +83,16 @@ void open_filtered_logs(const OutputOptions& options,
   open(OutputMux::Console::err, "filtered_stderr.log", options.stderr_filters);
 }
 
-// Says that a worker that SIGKILL has ended may be one of the processes that the
-// kernel has `killed` because memory had run out.
+// Says that a worker that SIGKILL has ended may be one of the processes that
+// the kernel has `killed` because memory had run out.
 void name_oom_killer(WorkerFailure& failure, int64_t killed) {
   if (killed <= 0) return;
   failure.error.kind = FailureKind::cause;
   failure.error.message =
       "out of memory: since the workers were started, the kernel's OOM killer "
       "has ended " +
-      std::to_string(killed) +
-      (killed == 1 ? " process" : " processes") + " of this control group";
+      std::to_string(killed) + (killed == 1 ? " process" : " processes") +
+      " of this control group";
   if (const auto limit = memory_limit()) {
     failure.error.message +=
         ", which may use " + std::to_string(limit->limit >> 20) + " MiB";

@@ -50,8 +50,8 @@ TEST_F(HostileJobs, AProfileTakesNoFileButATrace) {
   for (const char* kind : {"path", "link"}) {
     auto job = start_hostile(kind);
     const auto folder = scratch() / kind;
-    const auto result = run_command({"profile", "hostile", "--seconds=0.1",
-                                     "--output", folder.string()});
+    const auto result = run_command(
+        {"profile", "hostile", "--seconds=0.1", "--output", folder.string()});
     EXPECT_EQ(result.exit_code, 1) << kind << result.out;
     EXPECT_THAT(result.err, HasSubstr("trace of rank 0 cannot be taken"));
     EXPECT_TRUE(fs::exists(secret()));
@@ -72,11 +72,10 @@ TEST_F(HostileJobs, NothingOfRootIsReadOrSaidRaw) {
   auto job = start_hostile("frames");
   const auto stacks = run_command({"stacks", "hostile"});
   EXPECT_EQ(stacks.exit_code, 0) << stacks.err;
-  EXPECT_THAT(
-      stacks.out,
-      AllOf(HasSubstr("secret +0x1000\n"), Not(HasSubstr(".cpp:")),
-            HasSubstr("lockstep inspect flight "
-                      "$'/tmp/a b\\x1b\\x5b2J\\x3btouch x'\n")));
+  EXPECT_THAT(stacks.out,
+              AllOf(HasSubstr("secret +0x1000\n"), Not(HasSubstr(".cpp:")),
+                    HasSubstr("lockstep inspect flight "
+                              "$'/tmp/a b\\x1b\\x5b2J\\x3btouch x'\n")));
   const auto status = run_command({"status", "hostile"});
   const auto document = run_command({"status", "--json", "hostile"});
   EXPECT_THAT(status.out, HasSubstr("hidden"));

@@ -48,8 +48,7 @@ void leave_stacks(const std::string& file, const std::string& module) {
   std::string frames;
   for (int place = 0x1000; place < 0x3000; place += 16) {
     char frame[32];
-    std::snprintf(frame, sizeof frame, "(+0x%x) [0x%x]", place,
-                  place);
+    std::snprintf(frame, sizeof frame, "(+0x%x) [0x%x]", place, place);
     frames += (frames.empty() ? "\"" : ", \"") + module + frame + "\"";
   }
   std::ofstream(file) << R"({"flight_record": "/tmp/a b\u001b[2J;touch x",)"

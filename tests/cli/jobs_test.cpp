@@ -926,7 +926,8 @@ TEST_F(Jobs, TopShowsPicturesUntilTheUserEndsIt) {
 }
 
 TEST_F(Jobs, TopGivesTheTerminalBackWhileItIsStopped) {
-  auto job = start_training("paused");
+  auto job = start_job("paused", {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
   OnTerminal shell(
       {"/bin/bash", "-mc",
        LOCKSTEP_BIN_DIR "/lockstep top --interval=100 paused; "

@@ -244,7 +244,8 @@ TEST_F(LauncherFaults, PipesLeftAsFilesHoldNobody) {
       "mkfifo $own/error.json $own/stack.txt $all/crash-report.txt "
       "$all/../attempt_1/0/stdout.log 2>/dev/null; "
       "rm $own/stderr.log; mkfifo $own/stderr.log; echo output; "
-      "echo tried >> " + (scratch() / "tries").string() + "; exit 3");
+      "echo tried >> " +
+          (scratch() / "tries").string() + "; exit 3");
   EXPECT_EQ(result.exit_code, 3) << result.err;
   EXPECT_EQ(read_file(scratch() / "tries"), "tried\ntried\n");
   EXPECT_THAT(result.err, HasSubstr("its error file is not a regular file"));
@@ -273,12 +274,14 @@ TEST_F(LauncherFaults, AStopOfTheTerminalStopsTheWorkersUntilItIsContinued) {
   const auto beats = scratch() / "beats";
   const std::string worker =
       "trap 'echo ended; exit 0' TERM; echo worker; "
-      "while :; do echo >> " + beats.string() + "; sleep 0.02; done";
+      "while :; do echo >> " +
+      beats.string() + "; sleep 0.02; done";
   // The shell gives its job a process group of its own, as an orphaned one
   // cannot be stopped so.
   auto shell = start_program(
       {"/bin/bash", "-mc",
-       LOCKSTEP_BIN_DIR "/lockstep run --hang-timeout=2 sh -c \"$0\" & "
+       LOCKSTEP_BIN_DIR
+       "/lockstep run --hang-timeout=2 sh -c \"$0\" & "
        "echo launcher $!; while kill -0 $! 2> /dev/null; do wait $!; "
        "code=$?; done; echo over $code",
        worker});
@@ -323,8 +326,8 @@ TEST_F(LauncherFaults, AHostWithoutProcIsSaidSo) {
   if (geteuid() != 0) GTEST_SKIP() << "only root makes mount namespaces";
   const auto result = run_program(
       {"/bin/sh", "-c",
-       "exec unshare --mount sh -c 'mount -t tmpfs none /proc; \"$@\"' sh "
-       LOCKSTEP_BIN_DIR "/lockstep run --leftover-timeout=0.1 "
+       "exec unshare --mount sh -c 'mount -t tmpfs none /proc; \"$@\"' "
+       "sh " LOCKSTEP_BIN_DIR "/lockstep run --leftover-timeout=0.1 "
        "sh -c 'sleep 60 > /dev/null 2>&1 & exit 3'"});
   for (const pid_t pid : marked_processes()) kill(pid, SIGKILL);
   EXPECT_EQ(result.exit_code, 3) << result.err;
@@ -340,20 +343,22 @@ TEST_F(LauncherFaults, AHostWithoutProcIsSaidSo) {
             "not mounted\n");
 }
 
-// A bug: the number of the process that had sent a signal was called an address.
+// A bug: the number of the process that had sent a signal was called an
+// address.
 TEST_F(LauncherFaults, ASignalThatWasSentHasASenderAndNoAddress) {
   const std::string program = LOCKSTEP_BIN_DIR "/tests/crash_with_lines";
   const auto logs = scratch() / "logs";
   const auto keep = "--log-dir=" + logs.string();
-  EXPECT_THAT(run({keep, program}).err, HasSubstr("  SIGSEGV at address 0x0\n"));
+  EXPECT_THAT(run({keep, program}).err,
+              HasSubstr("  SIGSEGV at address 0x0\n"));
   EXPECT_THAT(run({keep, program, "raise"}).err,
               HasSubstr("  SIGSEGV, which the process has sent to itself\n"));
   auto launcher = start({keep, program, "wait"});
   launcher->await_output("ready");
   for (const pid_t pid : marked_processes({"RANK=0"})) kill(pid, SIGSEGV);
   EXPECT_THAT(launcher->finish().err,
-              HasSubstr("  SIGSEGV, which process " +
-                        std::to_string(getpid()) + " has sent\n"));
+              HasSubstr("  SIGSEGV, which process " + std::to_string(getpid()) +
+                        " has sent\n"));
 }
 
 // A control group of the test's own, in which a process may use little memory.
@@ -364,8 +369,8 @@ class SmallGroup {
       const auto folder = group.folder / "lockstep_test_small";
       std::error_code error;
       if (!std::filesystem::create_directory(folder, error)) continue;
-      const char* limit = group.version_1 ? "memory.limit_in_bytes"
-                                          : "memory.max";
+      const char* limit =
+          group.version_1 ? "memory.limit_in_bytes" : "memory.max";
       if (std::ofstream(folder / limit) << "200000000" << std::flush) {
         folder_ = folder;
         return;
@@ -392,9 +397,8 @@ TEST_F(LauncherFaults, TheOomKillerIsNamed) {
   const SmallGroup group;
   if (group.folder().empty()) GTEST_SKIP() << "no control group can be made";
   const auto result = run_program(
-      {"/bin/sh", "-c",
-       "echo $$ > \"$0\"/cgroup.procs && exec \"$@\"", group.folder().string(),
-       LOCKSTEP_BIN_DIR "/lockstep", "run", "sh", "-c",
+      {"/bin/sh", "-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\"",
+       group.folder().string(), LOCKSTEP_BIN_DIR "/lockstep", "run", "sh", "-c",
        "exec tail /dev/zero"});
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err,

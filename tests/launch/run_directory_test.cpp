@@ -114,8 +114,8 @@ TEST_F(RunDirectoryTest, OnlyTheNewestOfFailedJobsStay) {
   EXPECT_FALSE(fs::exists(path));
 }
 
-// A bug: kept logs of a job with the id "lockstep", below TMPDIR, were taken for
-// what failed jobs had left, and removed.
+// A bug: kept logs of a job with the id "lockstep", below TMPDIR, were taken
+// for what failed jobs had left, and removed.
 TEST_F(RunDirectoryTest, LogsUnderTheNameOfTemporaryFilesStay) {
   for (size_t i = 0; i < 3; ++i) {
     const auto logs = RunDirectory::create(folder_.path(), "lockstep");

@@ -193,8 +193,8 @@ TEST_F(WorkerTableTest, WhatHasNoRoomIsRefusedAndChangesNothing) {
   }
 }
 
-// A bug: waits cost nothing, and a hundred connections that waited for many keys
-// each took 827 MB.
+// A bug: waits cost nothing, and a hundred connections that waited for many
+// keys each took 827 MB.
 TEST_F(WorkerTableTest, WaitsTakeRoomAndGiveItBack) {
   std::vector<std::string> many;
   for (int key = 0; key < 100; ++key) many.push_back(std::to_string(key));

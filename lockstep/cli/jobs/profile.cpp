@@ -92,7 +92,8 @@ bool take_trace(const RanksTraces& traces, const fs::path& named,
     if (from) fs::remove(traces.attempt / name, ignored);
   }
   if (!from) return false;
-  const FileDescriptor into = make_own_file(to / shown_line(named.filename().string()));
+  const FileDescriptor into =
+      make_own_file(to / shown_line(named.filename().string()));
   constexpr size_t kBytesAtOnce = 1 << 30;
   ssize_t count = 1;
   while (into && count > 0) {
@@ -199,7 +200,7 @@ int profile(const ProfileArguments& arguments) {
   bool all = true;
   size_t written = 0;
   const RanksTraces made{link.owner(), now.status.attempt_directory,
-                           "profile" + std::to_string(number)};
+                         "profile" + std::to_string(number)};
   for (const Outcome& outcome : outcomes) {
     if (outcome.state != ProfileState::written) {
       all = false;
@@ -209,9 +210,9 @@ int profile(const ProfileArguments& arguments) {
       ++written;
     } else {
       all = false;
-      write_message(kProfileName,
-                    "the trace of rank " + std::to_string(outcome.rank) +
-                        " cannot be taken: " + outcome.words);
+      write_message(kProfileName, "the trace of rank " +
+                                      std::to_string(outcome.rank) +
+                                      " cannot be taken: " + outcome.words);
     }
   }
   std::error_code ignored;
