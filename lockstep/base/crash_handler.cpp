@@ -29,7 +29,7 @@ namespace {
 constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr const char* kStackFile = "stack.txt";
 constexpr size_t kAlternateStack = 64 << 10;
-// Of a file of stacks that is read; one has 96 lines.
+// At most so much of a stack's file is read; it has 96 lines.
 constexpr size_t kMostStackBytes = 256 << 10;
 // How long the handler may take; SIGALRM ends the process then.
 constexpr unsigned kHandlerSeconds = 10;

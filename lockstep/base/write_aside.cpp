@@ -27,10 +27,13 @@ int write_aside(const std::string& path, std::string_view bytes,
   // Others may write in the folder: a name that they guess could be a link.
   const auto aside = through ? path : path + "." + random_digits();
   constexpr int kNew = O_CREAT | O_EXCL | O_NOFOLLOW;
+  // A pipe that nobody reads is an error.
+  constexpr int kThere = O_APPEND | O_NONBLOCK;
   FileDescriptor file(::open(aside.c_str(),
-                             O_WRONLY | O_CLOEXEC | (through ? O_APPEND : kNew),
+                             O_WRONLY | O_CLOEXEC | (through ? kThere : kNew),
                              is_private ? 0600 : 0644));
   if (!file) return errno;
+  if (through) ::fcntl(file.get(), F_SETFL, O_APPEND);
   const auto fail = [&](int error) {
     if (!through) ::unlink(aside.c_str());
     return error;

@@ -84,6 +84,18 @@ Verdict give_up(int exit_code, const std::string& text) {
   return verdict;
 }
 
+// Returns the first of the names, separated by commas, and how many follow.
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kMostEndedNames = 8;
+  std::string text;
+  for (size_t at = 0; at < std::min(kMostEndedNames, names.size()); ++at) {
+    text += (at == 0 ? "" : ", ") + names[at];
+  }
+  if (names.size() <= kMostEndedNames) return text;
+  return text + " and " + std::to_string(names.size() - kMostEndedNames) +
+         " more";
+}
+
 void discard_events(int fd) {
   signalfd_siginfo info{};
   while (read(fd, &info, sizeof(info)) > 0) {
@@ -912,7 +924,7 @@ void LocalAgent::end_leftovers() {
       return stopped.contains(one.session);
     });
   }
-  std::string ended;
+  std::vector<std::string> ended;
   const bool all_ended = end_descendants(
       options_.leftover_timeout,
       [&](pid_t pid, int status) {
@@ -922,8 +934,7 @@ void LocalAgent::end_leftovers() {
             (found->ignores_sigterm && WIFEXITED(status))) {
           return;
         }
-        ended += (ended.empty() ? "" : ", ") + found->name + " (process " +
-                 std::to_string(pid) + ")";
+        ended.push_back(found->name + " (process " + std::to_string(pid) + ")");
       },
       spared);
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
@@ -941,7 +952,7 @@ void LocalAgent::end_leftovers() {
             seconds_text(*unmoved) + "; what it has not taken is lost");
   }
   if (!ended.empty() && !guardian_gone_) {
-    report_("ended what workers had left behind: " + ended);
+    report_("ended what workers had left behind: " + some_of(ended));
   }
   if (!all_ended && proc_is_mounted()) {
     report_(

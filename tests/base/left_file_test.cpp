@@ -2,6 +2,7 @@
 // files that this one makes where others write, too.
 #include "lockstep/base/left_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -77,6 +78,16 @@ TEST_F(LeftFile, WritingAsideFollowsNoLinkAtItsName) {
   EXPECT_EQ(read_left_file(folder_.path(), "outside", 100), "secret");
   EXPECT_EQ(read_left_file(inside(), "report.json", 100), "report");
   EXPECT_TRUE(fs::is_symlink(guessed));
+}
+
+TEST_F(LeftFile, WritingToAPipeThatNobodyReadsIsAnError) {
+  const fs::path pipe = inside() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(write_aside(pipe.string(), "report"), ENXIO);
+  const FileDescriptor reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK));
+  EXPECT_EQ(write_aside(pipe.string(), "report"), 0);
+  char bytes[100];
+  EXPECT_EQ(::read(reader.get(), bytes, sizeof bytes), 6);
 }
 
 }  // namespace

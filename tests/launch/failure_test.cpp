@@ -234,7 +234,7 @@ TEST_F(LauncherFaults, AgentThatIsStoppedAfterTheSignalIsContinued) {
   EXPECT_EQ(count(result.out, "saved\n"), 1);
 }
 
-// FAULTS 33: whoever opens a pipe without a writer waits for ever.
+// FAULTS 33: a process that opens a pipe without a writer waits for ever.
 TEST_F(LauncherFaults, PipesLeftAsFilesHoldNobody) {
   const auto logs = scratch() / "logs";
   const auto result = run_script(
@@ -274,14 +274,14 @@ TEST_F(LauncherFaults, AStopOfTheTerminalStopsTheWorkersUntilItIsContinued) {
   const auto beats = scratch() / "beats";
   const std::string worker =
       "trap 'echo ended; exit 0' TERM; echo worker; "
-      "while :; do echo >> " +
+      "while :; do echo > $LOCKSTEP_PROGRESS_FILE; echo >> " +
       beats.string() + "; sleep 0.02; done";
   // The shell gives its job a process group of its own, as an orphaned one
   // cannot be stopped so.
   auto shell = start_program(
       {"/bin/bash", "-mc",
        LOCKSTEP_BIN_DIR
-       "/lockstep run --hang-timeout=2 sh -c \"$0\" & "
+       "/lockstep run --hang-timeout=5 sh -c \"$0\" & "
        "echo launcher $!; while kill -0 $! 2> /dev/null; do wait $!; "
        "code=$?; done; echo over $code",
        worker});
@@ -312,7 +312,7 @@ TEST_F(LauncherFaults, AStopOfTheTerminalStopsTheWorkersUntilItIsContinued) {
   });
   const auto before = file_size();
   // For longer than a worker may hang.
-  std::this_thread::sleep_for(seconds(3));
+  std::this_thread::sleep_for(seconds(7));
   EXPECT_EQ(file_size(), before);
   kill(launcher, SIGCONT);
   await([&] { return file_size() > before; });
