@@ -2,10 +2,12 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/native_stack.h"
 #include "lockstep/launch/source_finder.h"
 #include "tests/launch/launcher.h"
@@ -60,7 +62,12 @@ TEST_F(SourceLines, OfACrashAreInTheLaunchersLinesAndInTheReport) {
 TEST_F(SourceLines, OfAThreadAreInWhatLockstepStacksPrints) {
   auto job = start({"--rdzv-id=lines", kProgram, "wait"});
   job->await_output("ready");
-  const auto stacks = run_command({"stacks", "lines"});
+  // The rank may reach its agent a moment after it is ready.
+  const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+  ProgramResult stacks;
+  do {
+    stacks = run_command({"stacks", "lines"});
+  } while (stacks.exit_code != 0 && !deadline.expired());
   EXPECT_EQ(stacks.exit_code, 0) << stacks.err;
   EXPECT_THAT(stacks.out,
               AllOf(HasSubstr("wait_there() in crash_with_lines at "),
