@@ -1,6 +1,7 @@
 #include "lockstep/cli/jobs/profile.h"
 
 #include <sys/sendfile.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -88,18 +89,27 @@ bool take_trace(const RanksTraces& traces, const fs::path& named,
   {
     const OwnersRights rights(traces.owner);
     from = open_left_file(traces.attempt, name);
-    std::error_code ignored;
-    if (from) fs::remove(traces.attempt / name, ignored);
   }
-  if (!from) return false;
-  const FileDescriptor into =
-      make_own_file(to / shown_line(named.filename().string()));
-  constexpr size_t kBytesAtOnce = 1 << 30;
-  ssize_t count = 1;
-  while (into && count > 0) {
-    count = ::sendfile(into.get(), from.get(), nullptr, kBytesAtOnce);
+  struct stat facts {};
+  if (!from || ::fstat(from.get(), &facts) != 0) return false;
+  const fs::path copy = to / shown_line(named.filename().string());
+  const FileDescriptor into = make_own_file(copy);
+  // What a rank adds later does not count.
+  off_t left = facts.st_size;
+  while (into && left > 0) {
+    const ssize_t count =
+        ::sendfile(into.get(), from.get(), nullptr, static_cast<size_t>(left));
+    if (count <= 0) break;
+    left -= count;
   }
-  return into && count == 0;
+  std::error_code ignored;
+  if (!into || left > 0) {  // the disk is full
+    fs::remove(copy, ignored);
+    return false;
+  }
+  const OwnersRights rights(traces.owner);
+  fs::remove(traces.attempt / name, ignored);
+  return true;
 }
 
 // What became of one rank's profile.
