@@ -11,14 +11,15 @@
 #include <cerrno>
 #include <climits>
 #include <ctime>
-#include <fstream>
 #include <iterator>
 #include <memory>
+#include <sstream>
 #include <string_view>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/handler_text.h"
+#include "lockstep/base/left_file.h"
 #include "lockstep/base/native_stack.h"
 
 namespace lockstep::internal {
@@ -27,6 +28,8 @@ namespace {
 constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr const char* kStackFile = "stack.txt";
 constexpr size_t kAlternateStack = 64 << 10;
+// At most so much of a stack's file is read; it has 96 lines.
+constexpr size_t kMostStackBytes = 256 << 10;
 // How long the handler may take; SIGALRM ends the process then.
 constexpr unsigned kHandlerSeconds = 10;
 // At most so many frames are those of abort() and of an exception on its way.
@@ -60,9 +63,19 @@ const char* name_of_signal(int signal) {
 void write_error_file(const Paths& to, int signal, const siginfo_t& info) {
   HandlerText<1024> words;
   words.add(name_of_signal(signal));
-  if (signal != SIGABRT) {
+  if (info.si_code == SI_KERNEL) {
+    words.add(" at an address that is not known");
+  } else if (info.si_code > 0) {
     words.add(" at address 0x");
     words.add_number(reinterpret_cast<uintptr_t>(info.si_addr), 16);
+  } else if (info.si_pid == 0) {  // a process outside this PID namespace
+    words.add(", which another process has sent");
+  } else if (info.si_pid != ::getpid()) {
+    words.add(", which process ");
+    words.add_number(info.si_pid);
+    words.add(" has sent");
+  } else if (signal != SIGABRT) {
+    words.add(", which the process has sent to itself");
   }
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -179,7 +192,9 @@ void arm_crash_handler() {
 
 std::vector<std::string> read_crash_stack(
     const std::filesystem::path& error_file) {
-  std::ifstream file(error_file.parent_path() / kStackFile);
+  std::istringstream file(
+      read_left_file(error_file.parent_path(), kStackFile, kMostStackBytes)
+          .value_or(""));
   std::vector<std::string> frames;
   bool of_handler = true;
   for (std::string line; std::getline(file, line);) {

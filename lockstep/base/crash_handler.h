@@ -13,6 +13,7 @@ namespace lockstep::internal {
 //
 //   {"message": {"message": "SIGSEGV at address 0x10", "extraInfo": {...}}}
 //
+// The words of a signal that was sent have the number of the sender instead.
 // Then the signal ends the process as it would have. A signal that the program
 // handles or ignores is left alone, as are all if there is no error file. The
 // handler calls what a signal handler may call, and runs on a stack of its own

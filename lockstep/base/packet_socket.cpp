@@ -75,14 +75,16 @@ FileDescriptor connect_to(const std::string& name, SocketKind kind) {
   return socket;
 }
 
-uid_t user_of_peer(const FileDescriptor& socket) {
+ucred peer_of(const FileDescriptor& socket) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
     throw_errno("could not get the user at the other end of a Unix socket");
   }
-  return peer.uid;
+  return peer;
 }
+
+uid_t user_of_peer(const FileDescriptor& socket) { return peer_of(socket).uid; }
 
 Sent send_packet(const FileDescriptor& socket, std::span<const std::byte> bytes,
                  int descriptor) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cstddef>
@@ -31,8 +32,9 @@ FileDescriptor accept_from(const FileDescriptor& listener);
 FileDescriptor connect_to(const std::string& name,
                           SocketKind kind = SocketKind::packets);
 
-// Returns the effective user of the other end when it connected or began to
-// listen. Throws std::system_error.
+// Returns the process, and the effective user and group, of the other end when
+// it connected or began to listen. Throws std::system_error.
+ucred peer_of(const FileDescriptor& socket);
 uid_t user_of_peer(const FileDescriptor& socket);
 
 enum class Sent { all, full, hung_up };

@@ -47,8 +47,9 @@ void write_down(int /*signal*/) {
 
 std::vector<pid_t> threads_of_process() {
   std::vector<pid_t> threads;
+  std::error_code error;
   for (const auto& entry :
-       std::filesystem::directory_iterator("/proc/self/task")) {
+       std::filesystem::directory_iterator("/proc/self/task", error)) {
     const std::string name = entry.path().filename();
     pid_t thread = 0;
     std::from_chars(name.data(), name.data() + name.size(), thread);
@@ -97,6 +98,12 @@ std::vector<ThreadStack> thread_stacks() {
     ThreadStack stack{.thread = thread};
     std::getline(file, stack.name);
     stacks.push_back(std::move(stack));
+  }
+  if (stacks.empty()) {
+    stacks.push_back({.thread = ::getpid(),
+                      .missing = "/proc is not mounted, so the threads of this "
+                                 "process are not known"});
+    return stacks;
   }
   struct sigaction before {};
   ::sigaction(stack_signal(), nullptr, &before);

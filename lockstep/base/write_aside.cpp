@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/random_digits.h"
 
 namespace lockstep::internal {
 
@@ -23,12 +24,16 @@ bool is_written_through(const std::string& path) {
 int write_aside(const std::string& path, std::string_view bytes,
                 bool is_private) {
   const bool through = is_written_through(path);
-  const auto aside = through ? path : path + "." + std::to_string(::getpid());
-  FileDescriptor file(
-      ::open(aside.c_str(),
-             O_WRONLY | O_CLOEXEC | (through ? O_APPEND : O_CREAT | O_TRUNC),
-             is_private ? 0600 : 0644));
+  // Others may write in the folder: a name that they guess could be a link.
+  const auto aside = through ? path : path + "." + random_digits();
+  constexpr int kNew = O_CREAT | O_EXCL | O_NOFOLLOW;
+  // A pipe that nobody reads is an error.
+  constexpr int kThere = O_APPEND | O_NONBLOCK;
+  FileDescriptor file(::open(aside.c_str(),
+                             O_WRONLY | O_CLOEXEC | (through ? kThere : kNew),
+                             is_private ? 0600 : 0644));
   if (!file) return errno;
+  if (through) ::fcntl(file.get(), F_SETFL, O_APPEND);
   const auto fail = [&](int error) {
     if (!through) ::unlink(aside.c_str());
     return error;

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iostream>
 #include <memory>
 #include <utility>
+
+#include "lockstep/base/shown_text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -139,10 +142,14 @@ std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage) {
   return std::make_shared<HelpFormatter>(usage);
 }
 
+void write_output(std::string_view text) {
+  std::cout << shown_text(text) << std::flush;
+}
+
 void write_message(std::string_view name, std::string_view text) {
   std::string line(name);
   line += ": ";
-  line += text;
+  line += shown_text(text);
   line += '\n';
   std::string_view rest = line;
   while (!rest.empty()) {

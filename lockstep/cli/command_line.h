@@ -39,8 +39,13 @@ std::vector<std::string> separate_values(const CLI::App& app,
 // option.
 std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage);
 
-// Writes "<name>: <text>" and a newline to stderr at once. Gives up if the
-// reader takes nothing for 1 s: the launcher's signals must not wait for it.
+// Writes the result of a command to stdout, by shown_text()
+// (base/shown_text.h): it may hold what another user's job says.
+void write_output(std::string_view text);
+
+// Writes "<name>: <text>" and a newline to stderr at once, by shown_text(),
+// too. Gives up if the reader takes nothing for 1 s: the launcher's signals
+// must not wait for it.
 void write_message(std::string_view name, std::string_view text);
 
 }  // namespace lockstep::internal

@@ -1,6 +1,5 @@
 #include "lockstep/cli/inspect.h"
 
-#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,9 +34,8 @@ int inspect_flight(const FlightArguments& arguments) {
     return kBadInput;
   }
   const FlightComparison comparison = compare_flights(files);
-  std::cout << (arguments.json ? flight_json(comparison)
-                               : flight_table(comparison))
-            << std::flush;
+  write_output(arguments.json ? flight_json(comparison)
+                              : flight_table(comparison));
   return comparison.diverged() ? kDiverged : 0;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/cli/bench.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/completion.h"
@@ -29,13 +30,6 @@ void open_standard_streams() {
   for (int fd = 0; fd < 3; ++fd) {
     if (fcntl(fd, F_GETFD) == -1) open("/dev/null", O_RDWR);
   }
-}
-
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
-  }
-  return text;
 }
 
 // Returns the exit code of a command, which has failed if its output is not
@@ -101,7 +95,8 @@ int main(int argc, char** argv) {
     return ended(command, app.exit(help_or_version, std::cout, std::cerr));
   } catch (const CLI::ParseError& error) {
     lockstep::internal::write_message(
-        command, one_line(error.what()) + "; see " + command + " --help");
+        command, lockstep::internal::shown_line(error.what()) + "; see " +
+                     command + " --help");
     return lockstep::internal::kUsageError;
   } catch (const std::exception& error) {
     lockstep::internal::write_message(command, error.what());

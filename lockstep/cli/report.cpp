@@ -1,6 +1,5 @@
 #include "lockstep/cli/report.h"
 
-#include <iostream>
 #include <memory>
 #include <string>
 
@@ -30,8 +29,7 @@ int report_trace(const TraceArguments& arguments) {
     for (const auto& warning : report.warnings) {
       write_message(kTraceCommand, "warning: " + warning);
     }
-    std::cout << (arguments.json ? trace_json(report) : trace_table(report))
-              << std::flush;
+    write_output(arguments.json ? trace_json(report) : trace_table(report));
     if (!arguments.output.empty()) {
       write_merged_trace(folder, arguments.output);
     }

@@ -1,20 +1,17 @@
 #include "lockstep/launch/agent_socket.h"
 
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <chrono>
-#include <cstdint>
-#include <cstdio>
 #include <span>
 #include <system_error>
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/base/random_digits.h"
 
 namespace lockstep::internal {
 namespace {
@@ -23,14 +20,9 @@ constexpr size_t kRunIdBytes = 40;
 // A process that connects and asks nothing is dropped when so many others have
 // come.
 constexpr size_t kMostAskers = 512;
+// An answer goes in packets of this size, which any socket's buffer holds.
+constexpr size_t kPacketBytes = 32 << 10;
 constexpr std::chrono::milliseconds kDeafTime{1000};
-
-pid_t process_of_peer(const FileDescriptor& socket) {
-  ucred peer{};
-  socklen_t bytes = sizeof peer;
-  getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-  return peer.pid;
-}
 
 bool has_come(const std::vector<pollfd>& entries, int fd) {
   return std::ranges::any_of(entries, [&](const pollfd& entry) {
@@ -52,15 +44,7 @@ std::string AgentSocket::name_part(const std::string& run_id) {
 }
 
 const std::string& AgentSocket::mark() {
-  static const std::string digits = [] {
-    uint32_t random = 0;
-    if (getrandom(&random, sizeof random, 0) != sizeof random) {
-      throw_errno("getrandom for the name of a socket");
-    }
-    char text[9];
-    std::snprintf(text, sizeof text, "%08x", random);
-    return std::string(text);
-  }();
+  static const std::string digits = random_digits();
   return digits;
 }
 
@@ -74,7 +58,8 @@ void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
     entries.push_back({listener_.get(), POLLIN, 0});
   }
   for (const auto& asker : askers_) {
-    entries.push_back({asker.get(), POLLIN, 0});
+    const short awaited = asker.rest.empty() ? POLLIN : POLLOUT;
+    entries.push_back({asker.socket.get(), awaited, 0});
   }
 }
 
@@ -85,24 +70,25 @@ std::optional<std::chrono::milliseconds> AgentSocket::most_wait() const {
 
 void AgentSocket::handle_poll_entries(const std::vector<pollfd>& entries,
                                       const Respond& respond) {
-  std::erase_if(askers_, [&](const FileDescriptor& asker) {
-    return has_come(entries, asker.get()) && serve(asker, respond);
+  std::erase_if(askers_, [&](Asker& asker) {
+    return has_come(entries, asker.socket.get()) && serve(asker, respond);
   });
   if (has_come(entries, listener_.get())) accept_new(respond);
 }
 
-bool AgentSocket::serve(const FileDescriptor& asker, const Respond& respond) {
+bool AgentSocket::serve(Asker& asker, const Respond& respond) {
   try {
+    if (!asker.rest.empty()) return send_rest(asker);
     std::array<std::byte, kQuestionBytes> bytes;
-    const Packet packet = receive_packet(asker, bytes);
+    const Packet packet = receive_packet(asker.socket, bytes);
     if (packet.state == Packet::State::none) return false;
     if (packet.state == Packet::State::received &&
         packet.bytes <= bytes.size()) {
       const std::string question(reinterpret_cast<const char*>(bytes.data()),
                                  packet.bytes);
-      const Answer answer = respond(question, process_of_peer(asker));
-      send_packet(asker, std::as_bytes(std::span(answer.json)),
-                  answer.descriptor);
+      Answer answer = respond(question, peer_of(asker.socket).pid);
+      asker.rest = std::move(answer.json);
+      return send_rest(asker, answer.descriptor);
     }
   } catch (const std::system_error&) {
     // The asker has gone.
@@ -110,10 +96,26 @@ bool AgentSocket::serve(const FileDescriptor& asker, const Respond& respond) {
   return true;
 }
 
+bool AgentSocket::send_rest(Asker& asker, int descriptor) {
+  while (!asker.rest.empty()) {
+    const auto packet = std::string_view(asker.rest).substr(0, kPacketBytes);
+    const Sent sent =
+        send_packet(asker.socket, std::as_bytes(std::span(packet)), descriptor);
+    if (sent == Sent::hung_up) return true;
+    // The first packet meets an empty buffer. If it is refused, the descriptor
+    // is: too many are on their way.
+    if (sent == Sent::full) return descriptor >= 0;
+    descriptor = -1;
+    asker.rest.erase(0, packet.size());
+  }
+  return true;
+}
+
 void AgentSocket::accept_new(const Respond& respond) {
   try {
-    while (FileDescriptor asker = accept_from(listener_)) {
-      const uid_t user = user_of_peer(asker);
+    while (FileDescriptor socket = accept_from(listener_)) {
+      const uid_t user = user_of_peer(socket);
+      Asker asker{std::move(socket)};
       if ((user != geteuid() && user != 0) || serve(asker, respond)) continue;
       if (askers_.size() == kMostAskers) askers_.erase(askers_.begin());
       askers_.push_back(std::move(asker));

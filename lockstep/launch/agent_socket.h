@@ -18,8 +18,9 @@ namespace lockstep::internal {
 
 // The Unix socket at which an agent answers questions about its job: of the
 // commands that look at a job (job_link.h) and of its own workers
-// (status_publisher.h). One connection is one question and one answer, each a
-// JSON object in one packet; a descriptor may come with the answer.
+// (status_publisher.h). One connection is one question, a JSON object in one
+// packet, and one answer, a JSON text in as many packets as it needs, after
+// which the connection is closed; a descriptor may come with the first of them.
 //
 // The socket has the abstract name
 //
@@ -34,9 +35,10 @@ namespace lockstep::internal {
 class AgentSocket {
  public:
   static constexpr std::string_view kPrefix = "lockstep-agent/";
-  // A question is not longer than this, and an answer not than the other.
+  // A question is not longer than this, and an answer not than the other: the
+  // arguments of a program take 6 MiB at most.
   static constexpr size_t kQuestionBytes = 4096;
-  static constexpr size_t kAnswerBytes = 160 << 10;
+  static constexpr size_t kAnswerBytes = 64 << 20;
 
   struct Answer {
     std::string json;
@@ -62,13 +64,19 @@ class AgentSocket {
   std::optional<std::chrono::milliseconds> most_wait() const;
 
  private:
-  // Returns whether nothing more is expected of the asker.
-  bool serve(const FileDescriptor& asker, const Respond& respond);
+  struct Asker {
+    FileDescriptor socket;
+    std::string rest{};  // of the answer, which is still to be sent
+  };
+
+  // Both return whether nothing more is expected of the asker.
+  bool serve(Asker& asker, const Respond& respond);
+  static bool send_rest(Asker& asker, int descriptor = -1);
   void accept_new(const Respond& respond);
 
   std::string name_;
   FileDescriptor listener_;
-  std::vector<FileDescriptor> askers_;
+  std::vector<Asker> askers_;
   // Set after there was no descriptor for a new asker.
   std::optional<Deadline> deaf_until_{};
 };

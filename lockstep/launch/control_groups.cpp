@@ -94,4 +94,15 @@ std::optional<GroupLimit> thread_limit(const ControlGroupPlace& place) {
   return least_left("pids", place, &pids_of);
 }
 
+int64_t oom_kills(const ControlGroupPlace& place) {
+  // The first group is that of the process; version 2 counts what is within it,
+  // too.
+  for (const auto& group : control_groups("memory", place)) {
+    const fs::path file = group.folder / (group.version_1 ? "memory.oom_control"
+                                                          : "memory.events");
+    if (field_of(file, "oom_kill", ' ')) return value_of(file, "oom_kill");
+  }
+  return 0;
+}
+
 }  // namespace lockstep::internal

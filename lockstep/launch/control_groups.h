@@ -41,4 +41,9 @@ struct GroupLimit {
 std::optional<GroupLimit> memory_limit(const ControlGroupPlace& place = {});
 std::optional<GroupLimit> thread_limit(const ControlGroupPlace& place = {});
 
+// Returns how many processes of this process's control group the kernel has
+// killed since the group was made, because memory had run out; 0 if no group
+// counts them.
+int64_t oom_kills(const ControlGroupPlace& place = {});
+
 }  // namespace lockstep::internal

@@ -4,11 +4,13 @@
 #include <ctime>
 #include <deque>
 #include <exception>
-#include <fstream>
+#include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/left_file.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/launch/hang_finder.h"
 
 namespace lockstep::internal {
@@ -31,15 +33,15 @@ std::string time_text(std::chrono::system_clock::time_point time) {
 }
 
 // Returns the last lines of a file; none if there is no such file.
-std::vector<std::string> last_lines(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return {};
-  const auto size = static_cast<size_t>(file.tellg());
-  const size_t begin = size > kLogBytes ? size - kLogBytes : 0;
-  file.seekg(static_cast<std::streamoff>(begin));
+std::vector<std::string> last_lines(const fs::path& attempt,
+                                    const fs::path& name) {
+  std::istringstream text(
+      read_end_of_left_file(attempt, name, kLogBytes).value_or(""));
   std::deque<std::string> lines;
-  for (std::string line; std::getline(file, line);) {
-    lines.push_back(std::move(line));
+  for (std::string line; std::getline(text, line);) {
+    // As a terminal shows what a progress bar has written over.
+    if (line.ends_with('\r')) line.pop_back();
+    lines.push_back(line.substr(line.rfind('\r') + 1));
     if (lines.size() > kLogLines) lines.pop_front();
   }
   return {lines.begin(), lines.end()};
@@ -93,9 +95,9 @@ void FailedAttempt::read_files() try {
     WorkerFailure& failure = failures[at];
     failure.logs.clear();
     for (const char* name : {"stderr.log", "stdout.log"}) {
-      LogTail log{.file =
-                      directory / std::to_string(failure.local_rank) / name};
-      log.lines = last_lines(log.file);
+      const fs::path file = std::to_string(failure.local_rank) / fs::path(name);
+      LogTail log{.file = directory / file,
+                  .lines = last_lines(directory, file)};
       if (!log.lines.empty()) failure.logs.push_back(std::move(log));
     }
   }
@@ -137,12 +139,7 @@ fs::path write_crash_report(const FailedAttempt& attempt) {
     }
     if (!more) return {};
     fs::path path = attempt.directory / "crash-report.txt";
-    std::ofstream file(path, std::ios::binary);
-    file << text;
-    file.close();
-    if (file) return path;
-    std::error_code ignored;
-    fs::remove(path, ignored);  // the disk is full
+    if (write_own_file(path, shown_text(text))) return path;
   } catch (const std::exception&) {
     // Out of memory, or a path that is no text.
   }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -17,6 +18,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/system_file.h"
 
 namespace lockstep::internal {
 namespace {
@@ -85,6 +87,23 @@ std::vector<pid_t> child_processes() {
     }
   }
   return children;
+}
+
+bool proc_is_mounted() { return ::access("/proc/self/stat", R_OK) == 0; }
+
+std::vector<Leftover> leftovers(const std::set<pid_t>& spared) {
+  std::vector<Leftover> all;
+  for (const pid_t pid : children_but(spared)) {
+    const std::string folder = "/proc/" + std::to_string(pid);
+    const std::string ignored =
+        field_of(folder + "/status", "SigIgn").value_or("");
+    const uint64_t mask = std::strtoull(ignored.c_str(), nullptr, 16);
+    all.push_back({.pid = pid,
+                   .session = ::getsid(pid),
+                   .name = first_line(folder + "/comm").value_or("?"),
+                   .ignores_sigterm = (mask >> (SIGTERM - 1) & 1) != 0});
+  }
+  return all;
 }
 
 bool reap_children(const Reaped& reaped) {

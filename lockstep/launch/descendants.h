@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <set>
+#include <string>
 #include <vector>
 
 namespace lockstep::internal {
@@ -18,6 +19,20 @@ void adopt_orphans();
 // started and those it adopted. Their pids are not reused until this process
 // reaps them.
 std::vector<pid_t> child_processes();
+
+// Returns whether the kernel says here which processes there are. Without it no
+// child is found but those that end.
+bool proc_is_mounted();
+
+// A child of this process that a worker has left to it.
+struct Leftover {
+  pid_t pid = 0;
+  pid_t session = 0;
+  std::string name{};            // of its program, cut to 15 bytes
+  bool ignores_sigterm = false;  // it ends by itself, when its parent has
+};
+// Returns the children but those `spared`.
+std::vector<Leftover> leftovers(const std::set<pid_t>& spared);
 
 // Called for each reaped child with the status from waitpid().
 using Reaped = std::function<void(pid_t pid, int wait_status)>;

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/left_file.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/process_usage.h"
@@ -197,7 +197,7 @@ std::vector<HungWorker> HangFinder::found(
     hung.front().message += "\n" + name_numbers("rank", ranks) + ": " + text;
   }
   // If the disk is full, the frames of the failure's report must do.
-  std::ofstream(attempt_ / kStacksFile) << stacks_text(stacks);
+  write_own_file(attempt_ / kStacksFile, stacks_text(stacks));
   return hung;
 }
 

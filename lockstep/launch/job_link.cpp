@@ -1,7 +1,6 @@
 #include "lockstep/launch/job_link.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,8 +17,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/agent_socket.h"
+#include "lockstep/launch/descendants.h"
 
 namespace lockstep::internal {
 namespace {
@@ -30,6 +31,7 @@ constexpr milliseconds kAnswerTime{3'000};
 constexpr milliseconds kWatchTime{5'000};
 constexpr milliseconds kLookInterval{10};
 constexpr size_t kCommandBytes = 100;
+constexpr size_t kMostPacketBytes = 256 << 10;
 
 std::string process_file(pid_t pid, const char* name) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
@@ -39,9 +41,8 @@ std::string process_file(pid_t pid, const char* name) {
 std::string command_of(pid_t pid) {
   std::string command = process_file(pid, "cmdline");
   while (!command.empty() && command.back() == '\0') command.pop_back();
-  for (char& c : command) {
-    if (static_cast<unsigned char>(c) < ' ') c = ' ';
-  }
+  std::ranges::replace(command, '\0', ' ');
+  command = shown_line(command);
   const size_t folder = command.substr(0, command.find(' ')).rfind('/');
   if (folder != std::string::npos) command.erase(0, folder + 1);
   if (command.size() > kCommandBytes) {
@@ -67,10 +68,7 @@ pid_t parent_of(pid_t pid) {
 // it; 0 if that does not know it, or if no process listens.
 pid_t listener_of(const std::string& socket) {
   const FileDescriptor connection = connect_to(socket);
-  ucred peer{};
-  socklen_t bytes = sizeof peer;
-  getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-  return peer.pid;
+  return connection ? peer_of(connection).pid : 0;
 }
 
 // Returns the job of an agent's socket,
@@ -127,7 +125,9 @@ std::vector<RunningJob> running_jobs() {
   std::ifstream sockets("/proc/net/unix");
   if (!sockets) {
     throw std::runtime_error(
-        "the jobs of this host cannot be found: /proc/net/unix cannot be read");
+        std::string("the jobs of this host cannot be found: ") +
+        (proc_is_mounted() ? "/proc/net/unix cannot be read"
+                           : "/proc is not mounted"));
   }
   std::vector<RunningJob> jobs;
   for (std::string line; std::getline(sockets, line);) {
@@ -175,7 +175,19 @@ void JobLink::fail(const std::string& why) const {
   throw std::runtime_error("the job " + describe(job_) + " " + why);
 }
 
-JobLink::Reply JobLink::ask(const std::string& question) const {
+void JobLink::check_owner(const FileDescriptor& socket) {
+  const ucred peer = peer_of(socket);
+  // Anybody may take the name of an agent that has ended.
+  if (owner_ ? peer.uid != owner_->user
+             : geteuid() != 0 && peer.uid != geteuid() && peer.uid != 0) {
+    fail("is answered for by another user");
+  }
+  if (owner_) return;
+  owner_ = {peer.uid, peer.gid};
+  if (!keeps_root_) give_up_root(*owner_);
+}
+
+JobLink::Reply JobLink::ask(const std::string& question) {
   const Deadline deadline = Deadline::after(kAnswerTime);
   FileDescriptor socket = connect_to(job_.socket);
   // Many may ask at once.
@@ -184,29 +196,33 @@ JobLink::Reply JobLink::ask(const std::string& question) const {
     socket = connect_to(job_.socket);
   }
   if (!socket) fail("has ended, or too many others ask it");
-  // Anybody may take the name of an agent that has ended.
-  const uid_t user = user_of_peer(socket);
-  if (geteuid() != 0 && user != geteuid() && user != 0) {
-    fail("is answered for by another user");
-  }
+  check_owner(socket);
   if (send_packet(socket, std::as_bytes(std::span(question))) != Sent::all) {
     fail("has ended");
   }
-  pollfd entry{socket.get(), POLLIN, 0};
-  ::poll(&entry, 1, static_cast<int>(kAnswerTime.count()));
-  std::vector<std::byte> bytes(AgentSocket::kAnswerBytes);
-  Packet answer = receive_packet(socket, bytes);
-  if (answer.state == Packet::State::none) {
-    fail("does not answer; its agent, process " +
-         std::to_string(job_.agent_pid) + ", may be stopped");
+  const Deadline answered = Deadline::after(kAnswerTime);
+  Reply reply;
+  std::vector<std::byte> bytes(kMostPacketBytes);
+  while (true) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    ::poll(&entry, 1, static_cast<int>(answered.remaining().count()));
+    Packet answer = receive_packet(socket, bytes);
+    if (answer.state == Packet::State::none && answered.expired()) {
+      fail("does not answer; its agent, process " +
+           std::to_string(job_.agent_pid) + ", may be stopped");
+    }
+    if (answer.state == Packet::State::hung_up) break;
+    if (answer.state != Packet::State::received) continue;
+    if (answer.bytes > bytes.size() ||
+        reply.text.size() + answer.bytes > AgentSocket::kAnswerBytes) {
+      fail("gave an answer that this lockstep does not read");
+    }
+    reply.text.append(reinterpret_cast<const char*>(bytes.data()),
+                      answer.bytes);
+    if (answer.descriptor) reply.descriptor = std::move(answer.descriptor);
   }
-  if (answer.state == Packet::State::hung_up) fail("has ended");
-  if (answer.bytes > bytes.size()) {
-    fail("gave an answer that this lockstep does not read");
-  }
-  return {
-      std::string(reinterpret_cast<const char*>(bytes.data()), answer.bytes),
-      std::move(answer.descriptor)};
+  if (reply.text.empty()) fail("has ended");
+  return reply;
 }
 
 JobStatus JobLink::watch() {
@@ -234,7 +250,7 @@ int32_t JobLink::ask_stacks() {
   return static_cast<int32_t>(ask_number(question.dump()));
 }
 
-int64_t JobLink::ask_number(const std::string& question) const {
+int64_t JobLink::ask_number(const std::string& question) {
   const Reply reply = ask(question);
   const auto number = nlohmann::json::parse(reply.text, nullptr, false);
   if (!number.is_number_integer()) fail("refused: " + reply.text);

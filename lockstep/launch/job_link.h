@@ -10,6 +10,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/status_board.h"
+#include "lockstep/launch/job_owner.h"
 #include "lockstep/launch/job_status.h"
 
 namespace lockstep::internal {
@@ -38,11 +39,18 @@ RunningJob find_job(const std::optional<std::string>& which);
 
 // Asks an agent, and blocks for its answer. Throws std::runtime_error with one
 // line if the agent has ended, refuses, or does not answer within 3 s.
+//
+// Once an agent has been reached, this process, if it is root's, gives up root
+// for the rights of the job's owner, for good; unless `keeps_root`: then the
+// caller uses what the job names with OwnersRights only.
 class JobLink {
  public:
-  explicit JobLink(RunningJob job) : job_(std::move(job)) {}
+  explicit JobLink(RunningJob job, bool keeps_root = false)
+      : job_(std::move(job)), keeps_root_(keeps_root) {}
 
   const RunningJob& job() const { return job_; }
+  // Requires that a question was answered.
+  const JobOwner& owner() const { return *owner_; }
   // Asks for the job's status, and has its ranks publish for the next 5 s what
   // they do.
   JobStatus watch();
@@ -63,10 +71,14 @@ class JobLink {
     FileDescriptor descriptor;
   };
   [[noreturn]] void fail(const std::string& why) const;
-  Reply ask(const std::string& question) const;
-  int64_t ask_number(const std::string& question) const;
+  // `socket` is connected to an agent.
+  void check_owner(const FileDescriptor& socket);
+  Reply ask(const std::string& question);
+  int64_t ask_number(const std::string& question);
 
   RunningJob job_;
+  bool keeps_root_;
+  std::optional<JobOwner> owner_{};
   std::optional<StatusBoard> board_{};
   int64_t watched_ns_ = 0;  // when watch() was called
 };

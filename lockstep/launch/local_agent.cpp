@@ -2,10 +2,10 @@
 
 #include <sys/signalfd.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -14,6 +14,7 @@
 #include <utility>
 #include <variant>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/crash_report.h"
 #include "lockstep/launch/descendants.h"
@@ -83,28 +84,22 @@ Verdict give_up(int exit_code, const std::string& text) {
   return verdict;
 }
 
+// Returns the first of the names, separated by commas, and how many follow.
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kMostEndedNames = 8;
+  std::string text;
+  for (size_t at = 0; at < std::min(kMostEndedNames, names.size()); ++at) {
+    text += (at == 0 ? "" : ", ") + names[at];
+  }
+  if (names.size() <= kMostEndedNames) return text;
+  return text + " and " + std::to_string(names.size() - kMostEndedNames) +
+         " more";
+}
+
 void discard_events(int fd) {
   signalfd_siginfo info{};
   while (read(fd, &info, sizeof(info)) > 0) {
   }
-}
-
-// Returns `text` as a shell reads it as one word.
-std::string shell_word(const std::string& text) {
-  const auto is_plain = [](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-           std::string_view("/._-+:@%").find(c) != std::string_view::npos;
-  };
-  if (std::ranges::all_of(text, is_plain)) return text;
-  std::string word = "'";
-  for (const char c : text) {
-    if (c == '\'') {
-      word += "'\\''";
-    } else {
-      word += c;
-    }
-  }
-  return word + "'";
 }
 
 }  // namespace
@@ -116,9 +111,12 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
       directory_(directory),
       port_(std::move(first_port)),
       link_(std::move(link)),
-      report_(std::move(report)),
+      report_([this, report](const std::string& text) {
+        mux_.end_open_line();
+        report(text);
+      }),
       child_events_(open_child_events()),
-      mux_(report_),
+      mux_(report),
       job_(std::move(job)),
       started_ns_(steady_ns()) {
   adopt_orphans();
@@ -273,6 +271,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   group_.emplace(std::move(*next_->group));
   next_.reset();
   group_->let_leave();
+  if (suspended_) suspend_workers(true);
   if (options_.hang_timeout) {
     hangs_.emplace(*options_.hang_timeout, /*alone=*/!job_,
                    board_ ? &*board_ : nullptr,
@@ -333,7 +332,7 @@ std::unique_ptr<WorkerStoreService> LocalAgent::serve_store(
 }
 
 void LocalAgent::look_for_hangs() {
-  if (!hangs_ || stop_.kill_at) return;
+  if (!hangs_ || stop_.kill_at || suspended_) return;
   auto hung = hangs_->look(group_->statuses());
   if (!hung.empty()) group_->end_hung(std::move(hung));
   if (hangs_->watches_nobody() && round_ == 0) {
@@ -449,7 +448,7 @@ std::string LocalAgent::describe_failure() {
     }
     if (!attempt.flight_records.empty()) {
       text += "\n  what the ranks did last: lockstep inspect flight " +
-              shell_word(attempt.directory) + "/*.json";
+              shell_word(attempt.directory.string()) + "/*.json";
     }
   }
   outcome_->failed_attempts.push_back(std::move(attempt));
@@ -582,7 +581,8 @@ void LocalAgent::wait_for_event() {
   if (stop_.spared_until && running() > 0) shorten_to(*stop_.spared_until);
   if (propose_at_) shorten_to(*propose_at_);
   if (look_for_causes_at_ && group_) shorten_to(*look_for_causes_at_);
-  if (hangs_ && running() > 0 && !stop_.kill_at) {
+  if (const auto part = mux_.due()) shorten_to(*part);
+  if (hangs_ && running() > 0 && !stop_.kill_at && !suspended_) {
     shorten_to(Deadline::after(hangs_->most_wait()));
   }
   if (waits_since_ns_ && board_ && running() > 0) {
@@ -795,10 +795,25 @@ void LocalAgent::obey_verdict() {
   }
 }
 
+void LocalAgent::suspend_workers(bool suspended) {
+  suspended_ = suspended;
+  // Those that are being stopped must not be held.
+  if (!group_ || stop_.kill_at) return;
+  group_->signal_process_groups(suspended ? SIGSTOP : SIGCONT);
+}
+
 void LocalAgent::forward(int signal) {
-  if (!options_.ending_signals.contains(signal)) {
-    if (group_) group_->signal_process_groups(signal);
-  } else if (ending_signal_ == 0) {
+  if (options_.ending_signals.contains(signal)) {
+    forward_ending(signal);
+  } else if (signal == SIGTSTP || signal == SIGCONT) {
+    suspend_workers(signal == SIGTSTP);
+  } else if (group_) {
+    group_->signal_process_groups(signal);
+  }
+}
+
+void LocalAgent::forward_ending(int signal) {
+  if (ending_signal_ == 0) {
     leaves_ = may_leave();
     Verdict verdict;
     verdict.kind =
@@ -905,9 +920,33 @@ void LocalAgent::enforce_deadline() {
 void LocalAgent::end_leftovers() {
   std::set<pid_t> spared = standby_ ? standby_->pids() : std::set<pid_t>();
   if (next_) spared.merge(next_->group->pids());
+  std::vector<Leftover> left;
+  // Those of workers that were stopped got the same signal, and are ending.
+  const std::set<pid_t> stopped = group_->stopped();
+  if (reap_children([&](pid_t pid, int status) { set_ended(pid, status); })) {
+    if (!proc_is_mounted()) {
+      report_(
+          "/proc is not mounted, so what a worker may have left behind is not "
+          "found");
+    }
+    left = leftovers(spared);
+    std::erase_if(left, [&](const Leftover& one) {
+      return stopped.contains(one.session);
+    });
+  }
+  std::vector<std::string> ended;
   const bool all_ended = end_descendants(
       options_.leftover_timeout,
-      [&](pid_t pid, int status) { set_ended(pid, status); }, spared);
+      [&](pid_t pid, int status) {
+        set_ended(pid, status);
+        const auto found = std::ranges::find(left, pid, &Leftover::pid);
+        if (found == left.end() ||
+            (found->ignores_sigterm && WIFEXITED(status))) {
+          return;
+        }
+        ended.push_back(found->name + " (process " + std::to_string(pid) + ")");
+      },
+      spared);
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
   const milliseconds idle = guardian_gone_        ? milliseconds(0)
                             : ending_signal_ != 0 ? kSignalledConsoleIdle
@@ -922,7 +961,10 @@ void LocalAgent::end_leftovers() {
     report_("the reader of the output took nothing for " +
             seconds_text(*unmoved) + "; what it has not taken is lost");
   }
-  if (!all_ended) {
+  if (!ended.empty() && !guardian_gone_) {
+    report_("ended what workers had left behind: " + some_of(ended));
+  }
+  if (!all_ended && proc_is_mounted()) {
     report_(
         "a process outlived SIGKILL, uninterruptible in the kernel; it is "
         "left behind");

@@ -154,6 +154,8 @@ class LocalAgent {
   void propose_lost_launcher();
   void obey_verdict();
   void forward(int signal);
+  void forward_ending(int signal);
+  void suspend_workers(bool suspended);
   void stop_by_signal(int signal, const std::string& text);
   void stop_after_failure();
   void stop_for_members();
@@ -200,6 +202,7 @@ class LocalAgent {
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
+  bool suspended_ = false;  // by Ctrl-Z at the launcher
   bool leaves_ = false;     // at ending_signal_; the job goes on
   bool departing_ = false;  // in await_departure()
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/seconds_text.h"
 
@@ -68,11 +69,7 @@ class Record {
   std::string text(const char* name) const {
     const auto found = json_.find(name);
     if (found == json_.end() || !found->is_string()) refuse_record(where_);
-    auto value = found->get<std::string>().substr(0, kLongestText);
-    for (char& c : value) {
-      if (static_cast<unsigned char>(c) < ' ') c = ' ';
-    }
-    return value;
+    return shown_line(found->get<std::string>().substr(0, kLongestText));
   }
 
   // Returns the records of an array.

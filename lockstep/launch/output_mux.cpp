@@ -16,6 +16,8 @@ constexpr size_t kReadSize = 64 * 1024;
 constexpr size_t kLongestLine = 1024 * 1024;
 constexpr size_t kConsoleBacklog = 256 * 1024;
 constexpr size_t kLastLine = 2000;
+// How long a part of a line waits for the rest.
+constexpr std::chrono::milliseconds kPartWaits{300};
 
 // Returns false, with errno set, if not all was written.
 bool write_file(int fd, std::string_view bytes) {
@@ -68,12 +70,13 @@ FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
   if (fcntl(reading.get(), F_SETFL, O_NONBLOCK) != 0) {
     throw_errno("a worker's output pipe");
   }
-  streams_.push_back({std::move(reading),
-                      {std::move(log_file)},
-                      console,
-                      std::move(prefix),
-                      {},
-                      std::move(last_line)});
+  streams_.push_back({.pipe = std::move(reading),
+                      .log = {std::move(log_file)},
+                      .console = console,
+                      .prefix = std::move(prefix),
+                      .partial_line = {},
+                      .last_line = std::move(last_line),
+                      .id = next_id_++});
   return writing;
 }
 
@@ -115,9 +118,37 @@ void OutputMux::handle_poll_entries(const std::vector<pollfd>& entries) {
       read_stream(stream);
     }
   }
+  show_due_parts();
   for (Sink* sink : {&out_, &err_}) {
     if (sink->size() > 0) write_sink(*sink);
   }
+}
+
+std::optional<Deadline> OutputMux::due() const {
+  std::optional<Deadline> first;
+  for (const Stream& stream : streams_) {
+    if (stream.due &&
+        (!first || stream.due->remaining() < first->remaining())) {
+      first = stream.due;
+    }
+  }
+  return first;
+}
+
+void OutputMux::show_due_parts() {
+  for (Stream& stream : streams_) {
+    if (stream.due && stream.due->expired()) {
+      show(stream, *sink_of(stream.console));
+    }
+  }
+}
+
+void OutputMux::end_open_line() {
+  if (open_id_ == 0) return;
+  open_id_ = 0;
+  if (open_sink_->closed) return;
+  open_sink_->pending += '\n';
+  write_sink(*open_sink_);
 }
 
 void OutputMux::read_stream(Stream& stream) {
@@ -135,31 +166,66 @@ void OutputMux::take(Stream& stream, std::string_view bytes) {
   Sink* sink = sink_of(stream.console);
   if (sink == nullptr || (sink->closed && sink->filters.empty())) return;
   while (!bytes.empty()) {
-    const size_t newline = bytes.find('\n');
-    stream.partial_line += bytes.substr(0, newline);
-    if (newline == std::string_view::npos &&
-        stream.partial_line.size() < kLongestLine) {
+    const size_t end = bytes.find_first_of("\n\r");
+    const std::string_view part = bytes.substr(0, end);
+    stream.partial_line += part;
+    const bool follows =
+        std::exchange(stream.after_return, false) && part.empty();
+    if (end == std::string_view::npos) {
+      if (stream.partial_line.size() >= kLongestLine) {
+        take_line(stream, *sink);
+      } else if (!stream.due) {
+        stream.due = Deadline::after(kPartWaits);
+      }
       return;
     }
-    take_line(stream, *sink);
-    if (newline == std::string_view::npos) return;
-    bytes.remove_prefix(newline + 1);
+    const bool returns = bytes[end] == '\r';
+    // A bar begins with the return to the start of its line, and "\r\n" is one
+    // end of a line.
+    if (returns ? !stream.partial_line.empty() : !follows) {
+      take_line(stream, *sink);
+      stream.after_return = returns;
+    }
+    bytes.remove_prefix(end + 1);
   }
 }
 
 // Delivers the line that the stream has collected, and begins the next one.
 void OutputMux::take_line(Stream& stream, Sink& sink) {
-  const std::string line = stream.prefix + stream.partial_line + '\n';
   if (std::ranges::any_of(sink.filters, [&](const std::string& text) {
         return stream.partial_line.find(text) != std::string::npos;
       })) {
-    write_log(sink.duplicates, line);
+    write_log(sink.duplicates, stream.prefix + stream.partial_line + '\n');
   }
-  if (!sink.closed) sink.pending += line;
+  const bool is_open = open_id_ == stream.id;
+  if (is_open || stream.shown == 0 ||
+      stream.shown < stream.partial_line.size()) {
+    show(stream, sink);
+    open_id_ = 0;
+    if (!sink.closed) sink.pending += '\n';
+  }
   if (stream.last_line && !stream.partial_line.empty()) {
     *stream.last_line = stream.partial_line.substr(0, kLastLine);
   }
   stream.partial_line.clear();
+  stream.shown = 0;
+  stream.due.reset();
+}
+
+// Puts on the console what it lacks of the line that the stream collects, and
+// leaves the line open.
+void OutputMux::show(Stream& stream, Sink& sink) {
+  stream.due.reset();
+  if (open_id_ != stream.id) {
+    end_open_line();
+    if (!sink.closed) sink.pending += stream.prefix;
+    open_id_ = stream.id;
+    open_sink_ = &sink;
+  }
+  if (!sink.closed) {
+    sink.pending += std::string_view(stream.partial_line).substr(stream.shown);
+  }
+  stream.shown = stream.partial_line.size();
 }
 
 void OutputMux::write_log(Log& log, std::string_view bytes) {
@@ -230,6 +296,7 @@ std::optional<std::chrono::milliseconds> OutputMux::drain(
   const auto end = streams_.begin() + static_cast<std::ptrdiff_t>(
                                           std::min(first, streams_.size()));
   std::optional<std::chrono::milliseconds> unmoved;
+  Deadline quiet = Deadline::after(idle);
   short interrupts = POLLIN;  // POLLHUP comes in any case
   while (out_.size() > 0 || err_.size() > 0 ||
          std::any_of(streams_.begin(), end, [](const Stream& stream) {
@@ -239,11 +306,15 @@ std::optional<std::chrono::milliseconds> OutputMux::drain(
     add_poll_entries(entries);
     const size_t own = entries.size();
     entries.push_back({interrupt_fd, interrupts, 0});  // poll() ignores -1
+    const auto part = due();
+    const auto wait = part ? std::min(part->remaining(), quiet.remaining())
+                           : quiet.remaining();
     const int ready =
-        poll(entries.data(), entries.size(), static_cast<int>(idle.count()));
+        poll(entries.data(), entries.size(), static_cast<int>(wait.count()));
     if (ready < 0 && errno == EINTR) continue;
     const short interrupt = ready > 0 ? entries[own].revents : 0;
-    if (ready <= 0 || (interrupt & ~POLLIN) != 0) {
+    if (ready < 0 || (interrupt & ~POLLIN) != 0 ||
+        (ready == 0 && quiet.expired())) {
       unmoved = idle;
       break;
     }
@@ -251,6 +322,7 @@ std::optional<std::chrono::milliseconds> OutputMux::drain(
       interrupts = 0;
       idle = std::min(idle, interrupted_idle);
     }
+    if (ready > 0) quiet = Deadline::after(idle);
     handle_poll_entries(entries);
   }
   streams_.erase(streams_.begin(), end);

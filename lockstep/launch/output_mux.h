@@ -10,15 +10,22 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
 namespace lockstep::internal {
 
 // Carries the output of many workers to the console by whole lines, each with
 // its worker's prefix, and the same bytes, without a prefix, to the worker's
-// log file. A line is never torn and never mixed with another one of this mux.
-// If a worker's last line has no newline, it gets one at the end of the stream.
-// A line longer than 1 MiB is broken there.
+// log file. A line is never mixed with another one of this mux. If a worker's
+// last line has no newline, it gets one at the end of the stream. A line longer
+// than 1 MiB is broken there.
+//
+// A carriage return ends a line as a newline does, so that each state of a
+// progress bar is a line. What waits 300 ms for the end of its line, such as a
+// prompt, is shown without it, and the rest follows there; unless another line
+// comes before, to the same console or the other one. Then the line that is not
+// complete ends, and its rest is a line of its own.
 //
 // It never blocks: it reads and writes only what poll() reports as ready. If
 // the console reads slowly, the workers wait, through their pipes, once 256 KiB
@@ -63,8 +70,14 @@ class OutputMux {
 
   // Appends what poll() must watch.
   void add_poll_entries(std::vector<pollfd>& entries) const;
+  // Returns when handle_poll_entries() must be called, though nothing is ready:
+  // a part of a line is due then.
+  std::optional<Deadline> due() const;
   // Serves those of `entries` that are ready and belong to this mux.
   void handle_poll_entries(const std::vector<pollfd>& entries);
+  // Ends the line that is shown without its end, if there is one, because
+  // something else is about to be written to the console.
+  void end_open_line();
 
   size_t streams() const { return streams_.size(); }
 
@@ -91,11 +104,16 @@ class OutputMux {
     std::string prefix;
     std::string partial_line;
     std::shared_ptr<std::string> last_line;
+    // How much of partial_line the console has.
+    size_t shown = 0;
+    std::optional<Deadline> due{};  // while there is more
+    bool after_return = false;      // a newline that follows ends no line
+    size_t id = 0;
   };
   struct Sink {
     const char* name;
     int fd;
-    std::string pending{};  // whole lines; `written` bytes are out
+    std::string pending{};  // `written` bytes are out
     size_t written = 0;
     bool closed = false;
     bool has_dropped = false;
@@ -110,6 +128,8 @@ class OutputMux {
   void read_stream(Stream& stream);
   void take(Stream& stream, std::string_view bytes);
   void take_line(Stream& stream, Sink& sink);
+  void show(Stream& stream, Sink& sink);
+  void show_due_parts();
   void write_log(Log& log, std::string_view bytes);
   void end_stream(Stream& stream);
   void write_sink(Sink& sink);
@@ -118,6 +138,10 @@ class OutputMux {
 
   Notice notice_;
   std::vector<Stream> streams_;
+  size_t next_id_ = 1;
+  // The stream of which a line is shown without its end; 0: there is none.
+  size_t open_id_ = 0;
+  Sink* open_sink_ = nullptr;  // where
   Sink out_;
   Sink err_;
 };

@@ -26,10 +26,12 @@ sigset_t forwarded_signals(const std::set<int>& ending_signals) {
   sigset_t set;
   sigemptyset(&set);
   for (const int signal : ending_signals) sigaddset(&set, signal);
-  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
-  struct sigaction hang_up {};
-  sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);
+  for (const int signal : {SIGUSR1, SIGUSR2, SIGTSTP}) sigaddset(&set, signal);
+  for (const int signal : {SIGHUP, SIGTSTP}) {
+    struct sigaction found {};
+    sigaction(signal, nullptr, &found);
+    if (found.sa_handler == SIG_IGN) sigdelset(&set, signal);
+  }
   return set;
 }
 
@@ -100,16 +102,35 @@ class Guardian {
         if (kill_agent_at_) agent_.signal(SIGCONT);
         continue;
       }
-      const char byte = static_cast<char>(signal);
-      // An agent that no longer reads has ended, or watch() will kill it.
-      [[maybe_unused]] auto written = write(commands_.get(), &byte, 1);
-      if (!ending_signals_.contains(signal)) continue;
+      tell_agent(signal);
+      if (!ending_signals_.contains(signal)) {
+        if (signal == SIGTSTP) suspend();
+        continue;
+      }
       if (!kill_agent_at_) kill_agent_at_ = Deadline::after(agent_allowance_);
       if (signal == SIGINT && ++interrupts_ == 2) {
         kill_agent_at_ = Deadline::after(kInterruptAllowance);
       }
       agent_.signal(SIGCONT);
     }
+  }
+
+  void tell_agent(int signal) {
+    const char byte = static_cast<char>(signal);
+    // An agent that no longer reads has ended, or watch() will kill it.
+    [[maybe_unused]] auto written = write(commands_.get(), &byte, 1);
+  }
+
+  // Stops this process, as SIGTSTP does, until it is continued. By the signal's
+  // own action, as that does not stop a process that no shell could continue.
+  void suspend() {
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTSTP);
+    raise(SIGTSTP);
+    sigprocmask(SIG_UNBLOCK, &stop, nullptr);
+    sigprocmask(SIG_BLOCK, &stop, nullptr);
+    tell_agent(SIGCONT);
   }
 
   ChildProcess agent_;

@@ -42,10 +42,12 @@ struct GuardedEnd {
 // then.
 //
 // The launcher takes `ending_signals` (SIGHUP unless it is ignored: nohup),
-// SIGUSR1 and SIGUSR2 and passes each on as one byte. Other signals have their
-// default action: they end the launcher, and so the job. The agent blocks all
-// signals that can be blocked, so that a signal that a scheduler sends to every
-// process of a job does not count twice.
+// SIGUSR1 and SIGUSR2 and passes each on as one byte. It passes SIGTSTP on, too
+// (Ctrl-Z, unless it is ignored), stops as that signal stops a process, and
+// passes SIGCONT on when it is continued; the agent runs on meanwhile. Other
+// signals have their default action: they end the launcher, and so the job. The
+// agent blocks all signals that can be blocked, so that a signal that a
+// scheduler sends to every process of a job does not count twice.
 //
 // One of `ending_signals` must not wait for an agent that is stopped (SIGSTOP):
 // the launcher continues the agent, however often it is stopped again, and

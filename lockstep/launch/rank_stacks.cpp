@@ -1,24 +1,32 @@
 #include "lockstep/launch/rank_stacks.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/left_file.h"
 #include "lockstep/base/native_stack.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/status_board.h"
 #include "lockstep/launch/source_finder.h"
 
 namespace lockstep::internal {
+namespace {
+
+// A thread takes some kilobytes, and a rank has some hundred threads at most.
+constexpr size_t kMostStacksBytes = 64 << 20;
+
+}  // namespace
 
 bool take_stacks(const std::filesystem::path& attempt, int32_t number,
                  RankStacks& stacks) {
   using nlohmann::json;
-  const auto path = attempt / StatusBoard::stacks_file(number, stacks.rank);
-  std::ifstream file(path);
-  const json written = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const std::string name = StatusBoard::stacks_file(number, stacks.rank);
+  const auto bytes = read_left_file(attempt, name, kMostStacksBytes);
+  const json written =
+      json::parse(bytes.value_or(""), nullptr, /*allow_exceptions=*/false);
   std::error_code ignored;
-  std::filesystem::remove(path, ignored);
+  std::filesystem::remove(attempt / name, ignored);
   try {
     std::vector<ThreadStack> threads;
     for (const json& thread : written.at("threads")) {
@@ -61,7 +69,7 @@ std::string stacks_text(const std::vector<RankStacks>& ranks) {
     }
     text += '\n';
   }
-  return text;
+  return shown_text(text);
 }
 
 }  // namespace lockstep::internal

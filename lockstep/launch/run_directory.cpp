@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/left_file.h"
 
 namespace lockstep::internal {
 namespace {
@@ -23,6 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kAttempt = "attempt_";
 constexpr const char* kTemporaryStem = "lockstep";
+// Lies in each temporary directory: a name alone may be that of logs to keep.
+constexpr const char* kTemporaryMark = ".lockstep-temporary";
 
 // Makes a new directory whose name begins with `stem` and which only this user
 // can enter.
@@ -37,15 +40,15 @@ fs::path make_unique(const fs::path& parent, const std::string& stem,
   return name;
 }
 
-// Returns whether a file can be written in `directory`, as on a file system
-// that is neither full nor read-only.
-bool may_write_in(const fs::path& directory) {
-  const fs::path file = directory / "written";
+// Writes the mark into `directory`. Returns false, and leaves none, if the file
+// system is full or read-only.
+bool write_mark(const fs::path& directory) {
+  const fs::path file = directory / kTemporaryMark;
   const FileDescriptor fd(
       ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const bool written = fd && ::write(fd.get(), "blat", 4) == 4;
   const int error = errno;
-  ::unlink(file.c_str());
+  if (!written) ::unlink(file.c_str());
   errno = error;
   return written;
 }
@@ -69,7 +72,7 @@ fs::path make_temporary(std::string& refused) {
                         (std::string(kTemporaryStem) + "_XXXXXX"))
                            .string();
     const bool made = mkdtemp(name.data()) != nullptr;
-    if (made && may_write_in(name)) return name;
+    if (made && write_mark(name)) return name;
     refused += (refused.empty() ? "" : ", ") + parent + " (" +
                std::strerror(errno) + ")";
     if (made) ::rmdir(name.c_str());
@@ -124,7 +127,8 @@ void remove_old(const fs::path& parent) {
     if (!path.filename().string().starts_with(std::string(kTemporaryStem) +
                                               "_") ||
         ::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-        status.st_uid != ::geteuid() || !has_attempt_to_keep(path)) {
+        status.st_uid != ::geteuid() || !open_left_file(path, kTemporaryMark) ||
+        !has_attempt_to_keep(path)) {
       continue;
     }
     std::error_code ignored;
@@ -144,7 +148,8 @@ void remove_old(const fs::path& parent) {
 TemporaryPlace find_temporary_place() {
   TemporaryPlace place;
   const fs::path made = make_temporary(place.refused);
-  ::rmdir(made.c_str());
+  std::error_code ignored;
+  fs::remove_all(made, ignored);
   place.folder = made.parent_path();
   return place;
 }

@@ -1,17 +1,20 @@
 #include "lockstep/launch/worker_failure.h"
 
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
-#include <fstream>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string_view>
 #include <tuple>
 
+#include "lockstep/base/left_file.h"
 #include "lockstep/base/native_stack.h"
 #include "lockstep/base/number_list.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/launch/wait_status.h"
 
 namespace lockstep::internal {
@@ -31,9 +34,7 @@ std::string printable(std::string text) {
     text.resize(kLongestMessage);
     text += " ...";
   }
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < ' ' && c != '\n') c = ' ';
-  }
+  text = shown_text(text);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) {
     text.pop_back();
   }
@@ -84,6 +85,9 @@ std::optional<std::chrono::system_clock::time_point> time_of(
 // that it wrote to a log or through the launcher; and what others said of it.
 std::string words_of(const WorkerFailure& failure) {
   std::string words = failure.error.message;
+  if (!failure.error.unreadable.empty()) {
+    words = "its error file " + failure.error.unreadable;
+  }
   std::string line = failure.last_line;
   if (!failure.logs.empty()) line = failure.logs.front().lines.back();
   // One that a signal killed has mostly said nothing about it.
@@ -167,16 +171,26 @@ std::string without_own(const std::string& text, int rank) {
 }  // namespace
 
 ErrorRecord read_error_file(const std::filesystem::path& file) {
-  std::error_code ignored;
-  if (!std::filesystem::is_regular_file(file, ignored)) return {};
-  std::ifstream stream(file, std::ios::binary);
-  std::string text(kLargestFile, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(stream.gcount()));
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("message")) return {};
-  const auto& message = json["message"];
   ErrorRecord record;
+  const auto text =
+      read_left_file(file.parent_path(), file.filename(), kLargestFile);
+  if (!text) {
+    if (errno != ENOENT) {
+      record.unreadable =
+          errno == EINVAL || errno == ELOOP
+              ? "is not a regular file"
+              : std::string("cannot be read: ") + std::strerror(errno);
+    }
+    return record;
+  }
+  const auto json = nlohmann::json::parse(*text, nullptr, false);
+  if (!json.is_object() || !json.contains("message")) {
+    record.unreadable = text->empty()         ? "is empty; is the disk full?"
+                        : json.is_discarded() ? "is no whole JSON"
+                                              : "has no \"message\"";
+    return record;
+  }
+  const auto& message = json["message"];
   record.message = printable(text_of(json, "message"));
   if (!message.is_object()) return record;
   record.message = printable(text_of(message, "message"));

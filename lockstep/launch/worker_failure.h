@@ -23,6 +23,9 @@ struct ErrorRecord {
   // When the error was thrown. Python's record has whole seconds, rounded down;
   // for it this is the end of that second.
   std::optional<std::chrono::system_clock::time_point> time{};
+  // If the file cannot be understood, why: "is empty; is the disk full?". The
+  // other members are empty then.
+  std::string unreadable{};
   // The ranks that an echo names as those that failed or left before.
   std::set<int> named{};
 };
@@ -85,8 +88,8 @@ bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 // what Python's @record writes, which has no "time_ns" and no "kind", or is
 // just {"message": "..."}. The message is shortened to 2,000 characters and its
 // control characters are replaced. The result is empty if there is no such
-// file, or if it holds something else: a worker may die while it writes the
-// file.
+// file, and `unreadable` if it holds something else: a worker may die while it
+// writes the file.
 ErrorRecord read_error_file(const std::filesystem::path& file);
 
 // Returns the ranks that the message of an echo names as those that failed or

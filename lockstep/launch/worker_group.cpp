@@ -1,6 +1,7 @@
 #include "lockstep/launch/worker_group.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,17 +13,26 @@
 #include <utility>
 
 #include "lockstep/base/crash_handler.h"
+#include "lockstep/base/left_file.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/standby_place.h"
+#include "lockstep/launch/control_groups.h"
 #include "lockstep/launch/hang_finder.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::internal {
 namespace {
 
-FileDescriptor open_file(const std::string& path, int flags) {
-  FileDescriptor fd(::open(path.c_str(), flags | O_CLOEXEC, 0644));
-  if (!fd) throw_errno("opening " + path);
+FileDescriptor open_null(int flags) {
+  FileDescriptor fd(::open("/dev/null", flags | O_CLOEXEC));
+  if (!fd) throw_errno("opening /dev/null");
+  return fd;
+}
+
+// A worker of an earlier attempt may have left anything under this name.
+FileDescriptor make_log_file(const std::filesystem::path& path) {
+  FileDescriptor fd = make_own_file(path, O_APPEND);
+  if (!fd) throw_errno("opening " + path.string());
   return fd;
 }
 
@@ -47,7 +57,7 @@ FileDescriptor route_stream(const OutputOptions& options,
       directory / (stream == Streams::out ? "stdout.log" : "stderr.log");
   FileDescriptor file;
   if (to_file) {
-    file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    file = make_log_file(path);
   }
   if (teed && shown) {
     return mux.add_stream(stream == Streams::out ? OutputMux::Console::out
@@ -57,7 +67,7 @@ FileDescriptor route_stream(const OutputOptions& options,
                           std::move(last_line));
   }
   if (file) return file;
-  return shown ? FileDescriptor() : open_file("/dev/null", O_WRONLY);
+  return shown ? FileDescriptor() : open_null(O_WRONLY);
 }
 
 void open_filtered_logs(const OutputOptions& options,
@@ -70,12 +80,26 @@ void open_filtered_logs(const OutputOptions& options,
     if (filters.empty()) return;
     std::filesystem::create_directories(folder);
     const auto path = folder / name;
-    mux.duplicate_lines(
-        console, filters,
-        {open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND), path});
+    mux.duplicate_lines(console, filters, {make_log_file(path), path});
   };
   open(OutputMux::Console::out, "filtered_stdout.log", options.stdout_filters);
   open(OutputMux::Console::err, "filtered_stderr.log", options.stderr_filters);
+}
+
+// Says that a worker that SIGKILL has ended may be one of the processes that
+// the kernel has `killed` because memory had run out.
+void name_oom_killer(WorkerFailure& failure, int64_t killed) {
+  if (killed <= 0) return;
+  failure.error.kind = FailureKind::cause;
+  failure.error.message =
+      "out of memory: since the workers were started, the kernel's OOM killer "
+      "has ended " +
+      std::to_string(killed) + (killed == 1 ? " process" : " processes") +
+      " of this control group";
+  if (const auto limit = memory_limit()) {
+    failure.error.message +=
+        ", which may use " + std::to_string(limit->limit >> 20) + " MiB";
+  }
 }
 
 // Returns a standby process that has become a worker, if there is one. Without
@@ -96,9 +120,9 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RunDirectory& directory,
                          const Surroundings& surroundings, OutputMux& mux,
                          StandbyPool* standby)
-    : first_rank_(plan.place.first_rank) {
+    : first_rank_(plan.place.first_rank), oom_kills_before_(oom_kills()) {
   const std::vector<std::string> inherited = current_environment();
-  const FileDescriptor no_input = open_file("/dev/null", O_RDONLY);
+  const FileDescriptor no_input = open_null(O_RDONLY);
   open_filtered_logs(options.output, directory, plan.round, mux);
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
@@ -278,6 +302,14 @@ std::set<pid_t> WorkerGroup::pids() const {
   return all;
 }
 
+std::set<pid_t> WorkerGroup::stopped() const {
+  std::set<pid_t> all;
+  for (const Worker& worker : workers_) {
+    if (worker.was_stopped) all.insert(worker.process.pid());
+  }
+  return all;
+}
+
 void WorkerGroup::signal_process_groups(int signal) const {
   for (const auto& worker : workers_) {
     if (signal == SIGTERM && (worker.hung || worker.is_spared ||
@@ -429,6 +461,9 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
     } else {
       failure.error = read_error_file(worker.error_file);
       failure.was_stopped = worker.was_stopped;
+      if (failure.signal == SIGKILL && !worker.was_stopped) {
+        name_oom_killer(failure, oom_kills() - oom_kills_before_);
+      }
       if (const auto found = named.find(failure.rank);
           found != named.end() && failure.error.kind == FailureKind::unknown) {
         failure.named_by = found->second;

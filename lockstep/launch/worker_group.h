@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -91,6 +92,8 @@ class WorkerGroup {
   std::set<pid_t> pids() const;
   int stood_by() const { return stood_by_; }  // how many were standby processes
   std::vector<WorkerStatus> statuses() const;  // by local rank
+  // Returns the processes of the workers that ended after settle().
+  std::set<pid_t> stopped() const;
   // Returns the ranks of the workers that have not ended, as "rank 3" or "ranks
   // 0 and 3".
   std::string name_running() const;
@@ -150,6 +153,7 @@ class WorkerGroup {
   bool may_leave_ = false;
   int stood_by_ = 0;
   std::chrono::system_clock::time_point hung_at_{};
+  int64_t oom_kills_before_;
 };
 
 }  // namespace lockstep::internal

@@ -12,6 +12,12 @@ using Operation = WorkerCall::Operation;
 
 // What a key takes besides its texts.
 constexpr size_t kBytesOfKey = 128;
+// What a wait for a key takes besides two copies of the key.
+constexpr size_t kBytesOfWait = 320;
+
+size_t bytes_of_wait(const std::string& key) {
+  return 2 * key.size() + kBytesOfWait;
+}
 
 WorkerReply worker_refusal(std::string why) {
   return {.kind = Kind::refused, .text = std::move(why)};
@@ -49,7 +55,7 @@ std::vector<WorkerTable::Answer> WorkerTable::ask(const Asker& asker,
     answers.push_back({asker, {.kind = Kind::ended}});
   }
   if (call.operation == Operation::wait && !are_there(call.keys)) {
-    begin_wait(asker, call);
+    if (!begin_wait(asker, call)) answers.push_back({asker, full()});
     return answers;
   }
   appeared_.reset();
@@ -165,19 +171,25 @@ bool WorkerTable::are_there(const std::vector<std::string>& keys) const {
       keys, [&](const std::string& key) { return values_.contains(key); });
 }
 
-void WorkerTable::begin_wait(const Asker& asker, const WorkerCall& call) {
+bool WorkerTable::begin_wait(const Asker& asker, const WorkerCall& call) {
   std::set<std::string>& missing = missing_[asker];
   for (const std::string& key : call.keys) {
-    if (values_.contains(key)) continue;
+    if (values_.contains(key) || missing.contains(key)) continue;
+    if (!make_room(0, bytes_of_wait(key))) {
+      end_wait(asker);
+      return false;
+    }
     missing.insert(key);
     waiters_[key].insert(asker);
   }
+  return true;
 }
 
 void WorkerTable::end_wait(const Asker& asker) {
   const auto wait = missing_.find(asker);
   if (wait == missing_.end()) return;
   for (const std::string& key : wait->second) {
+    bytes_ -= bytes_of_wait(key);
     const auto found = waiters_.find(key);
     found->second.erase(asker);
     if (found->second.empty()) waiters_.erase(found);
@@ -194,6 +206,7 @@ void WorkerTable::tell_waiters(const std::string& key,
   for (const Asker& asker : askers) {
     const auto wait = missing_.find(asker);
     wait->second.erase(key);
+    bytes_ -= bytes_of_wait(key);
     if (!wait->second.empty()) continue;
     missing_.erase(wait);
     answers.push_back({asker, {}});

@@ -19,7 +19,7 @@ namespace lockstep::internal {
 // one thread.
 class WorkerTable {
  public:
-  // About how many bytes all keys and values may take.
+  // About how many bytes all keys, values and waits may take.
   static constexpr size_t kMostBytes = 128 << 20;
 
   // A connection of a worker: its number at the agent of its node, and the
@@ -62,7 +62,8 @@ class WorkerTable {
   bool store(const std::string& key, std::string value);
   bool make_room(size_t before, size_t after);
   bool are_there(const std::vector<std::string>& keys) const;
-  void begin_wait(const Asker& asker, const WorkerCall& call);
+  // Returns false, and begins none, if there is no room.
+  bool begin_wait(const Asker& asker, const WorkerCall& call);
   void end_wait(const Asker& asker);
   // Appends the replies to the waits that `key` was the last to end.
   void tell_waiters(const std::string& key, std::vector<Answer>& answers);

@@ -284,6 +284,18 @@ TEST_F(Jobs, AJobWithALongNameOfAnyCharactersIsFound) {
   end(*job);
 }
 
+// A bug: an answer had to fit into one packet.
+TEST_F(Jobs, ALongCommandLineHasAStatus) {
+  std::vector<std::string> command{"sh", "-c", "echo ready; exec sleep 60"};
+  for (int i = 0; i < 4; ++i) command.push_back(std::string(100'000, 'x'));
+  auto job = start_job("long", command);
+  job->await_output("ready");
+  const json status = status_of("long");
+  ASSERT_EQ(status["program"].size(), command.size());
+  EXPECT_EQ(status["program"].back(), command.back());
+  end(*job);
+}
+
 TEST_F(Jobs, AnAgentThatIsStoppedIsOneLine) {
   auto job = start_job("asleep", {"sh", "-c", "echo ready; exec sleep 60"});
   job->await_output("ready");
@@ -911,6 +923,31 @@ TEST_F(Jobs, TopShowsPicturesUntilTheUserEndsIt) {
     EXPECT_THAT(top.shown(), AllOf(HasSubstr("\033[?1049l"),
                                    HasSubstr("lockstep top: the job")));
   }
+}
+
+TEST_F(Jobs, TopGivesTheTerminalBackWhileItIsStopped) {
+  auto job = start_job("paused", {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  OnTerminal shell(
+      {"/bin/bash", "-mc",
+       LOCKSTEP_BIN_DIR "/lockstep top --interval=100 paused; "
+                        "echo stopped by $?; read line; fg; echo ended by $?"},
+      20, 100);
+  ASSERT_TRUE(shell.await_text("samples/s")) << shell.shown();
+  EXPECT_FALSE(shell.echoes());
+  shell.type("\032");  // Ctrl-Z
+  ASSERT_TRUE(shell.await_text("stopped by 148")) << shell.shown();
+  EXPECT_THAT(shell.shown(), HasSubstr("\033[?25h\033[?1049l"));
+  EXPECT_TRUE(shell.echoes());
+  shell.forget();
+  shell.type("\n");
+  ASSERT_TRUE(shell.await_text("samples/s")) << shell.shown();
+  EXPECT_THAT(shell.shown(), HasSubstr("\033[?1049h"));
+  EXPECT_FALSE(shell.echoes());
+  shell.type("q");
+  EXPECT_TRUE(shell.await_text("ended by 0")) << shell.shown();
+  EXPECT_TRUE(shell.echoes());
+  end(*job);
 }
 
 TEST_F(Jobs, TopNeedsATerminal) {

@@ -1,5 +1,7 @@
 // For tests/launch/source_lines_test.cpp, built with debug information: crashes
-// in, or waits in, a function whose name and line must be in the stack.
+// in, or waits in, a function whose name and line must be in the stack. With
+// "raise" it sends SIGSEGV to itself.
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -38,6 +40,7 @@ int main(int argc, char** argv) {
     wait_there();
     return 0;
   }
+  if (argc > 1 && std::string(argv[1]) == "raise") ::raise(SIGSEGV);
   write_there(nullptr);  // the line of the call
   return 0;
 }

@@ -2,12 +2,17 @@
 // and signals. Bounds on time are wide: the machine may be busy.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/launch/control_groups.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -261,6 +266,182 @@ TEST_F(LauncherFaults, AgentThatIsStoppedAfterTheSignalIsContinued) {
   const auto result = launcher->finish(seconds(30));
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
   EXPECT_EQ(count(result.out, "saved\n"), 1);
+}
+
+// FAULTS 33: a process that opens a pipe without a writer waits for ever.
+TEST_F(LauncherFaults, PipesLeftAsFilesHoldNobody) {
+  const auto logs = scratch() / "logs";
+  const auto result = run_script(
+      {"--log-dir=" + logs.string(), "--redirects=3", "--max-restarts=1"},
+      "own=$(dirname $TORCHELASTIC_ERROR_FILE); all=$(dirname $own); "
+      "mkdir -p $all/../attempt_1/0; "
+      "mkfifo $own/error.json $own/stack.txt $all/crash-report.txt "
+      "$all/../attempt_1/0/stdout.log 2>/dev/null; "
+      "rm $own/stderr.log; mkfifo $own/stderr.log; echo output; "
+      "echo tried >> " +
+          (scratch() / "tries").string() + "; exit 3");
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_EQ(read_file(scratch() / "tries"), "tried\ntried\n");
+  EXPECT_THAT(result.err, HasSubstr("its error file is not a regular file"));
+  EXPECT_THAT(result.err, HasSubstr("crash-report.txt"));
+}
+
+TEST_F(LauncherFaults, WhatAWorkerLeavesBehindIsNamed) {
+  for (const char* how : {"0", "3"}) {
+    const auto result = run_script(
+        {}, std::string("is_sleep() { until read name < /proc/$1/comm && "
+                        "[ $name = sleep ]; do :; done; }; "
+                        "setsid sleep 60 & is_sleep $!; "
+                        "sleep 60 & is_sleep $!; exit ") +
+                how);
+    EXPECT_THAT(result.err,
+                ::testing::ContainsRegex(
+                    "lockstep run: ended what workers had left behind: sleep "
+                    "\\(process [0-9]+\\), sleep \\(process [0-9]+\\)\n"));
+    EXPECT_EQ(count(result.err, "left behind"), 1) << result.err;
+  }
+  EXPECT_EQ(run_script({}, "true").err, "");
+}
+
+// As a job of a shell: Ctrl-Z, and then `fg`.
+TEST_F(LauncherFaults, AStopOfTheTerminalStopsTheWorkersUntilItIsContinued) {
+  const auto beats = scratch() / "beats";
+  const std::string worker =
+      "trap 'echo ended; exit 0' TERM; echo worker; "
+      "while :; do echo > $LOCKSTEP_PROGRESS_FILE; echo >> " +
+      beats.string() + "; sleep 0.02; done";
+  // The shell gives its job a process group of its own, as an orphaned one
+  // cannot be stopped so.
+  auto shell = start_program(
+      {"/bin/bash", "-mc",
+       LOCKSTEP_BIN_DIR
+       "/lockstep run --hang-timeout=5 sh -c \"$0\" & "
+       "echo launcher $!; while kill -0 $! 2> /dev/null; do wait $!; "
+       "code=$?; done; echo over $code",
+       worker});
+  shell->await_output("launcher ");
+  shell->await_output("worker\n");
+  const std::string out = shell->out();
+  const pid_t launcher = std::stoi(out.substr(out.find("launcher ") + 9));
+  const auto file_size = [&] { return std::filesystem::file_size(beats); };
+  const auto await = [](const auto& held) {
+    const Deadline deadline = Deadline::after(seconds(60));
+    while (!held() && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    EXPECT_TRUE(held());
+  };
+  const auto worker_state = [&] {
+    for (const pid_t pid : marked_processes({"RANK=0"})) {
+      const auto stat = read_file("/proc/" + std::to_string(pid) + "/stat");
+      if (stat.find("(sh)") != stat.npos) return stat[stat.rfind(')') + 2];
+    }
+    return '-';
+  };
+  await([&] { return std::filesystem::exists(beats); });
+  kill(launcher, SIGTSTP);
+  await([&] {
+    const auto stat = read_file("/proc/" + std::to_string(launcher) + "/stat");
+    return stat[stat.rfind(')') + 2] == 'T' && worker_state() == 'T';
+  });
+  const auto before = file_size();
+  // For longer than a worker may hang.
+  std::this_thread::sleep_for(seconds(7));
+  EXPECT_EQ(file_size(), before);
+  kill(launcher, SIGCONT);
+  await([&] { return file_size() > before; });
+  kill(launcher, SIGTERM);
+  const auto result = shell->finish();
+  EXPECT_EQ(count(result.out, "ended\n"), 1) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("over 143\n"));
+}
+
+TEST_F(LauncherFaults, AHostWithoutProcIsSaidSo) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root makes mount namespaces";
+  const auto result = run_program(
+      {"/bin/sh", "-c",
+       "exec unshare --mount sh -c 'mount -t tmpfs none /proc; \"$@\"' "
+       "sh " LOCKSTEP_BIN_DIR "/lockstep run --leftover-timeout=0.1 "
+       "sh -c 'sleep 60 > /dev/null 2>&1 & exit 3'"});
+  for (const pid_t pid : marked_processes()) kill(pid, SIGKILL);
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("/proc is not mounted, so what a worker may have left "
+                        "behind is not found"));
+  const auto status = run_program(
+      {"/bin/sh", "-c",
+       "exec unshare --mount sh -c 'mount -t tmpfs none /proc; exec \"$@\"' "
+       "sh " LOCKSTEP_BIN_DIR "/lockstep status"});
+  EXPECT_EQ(status.err,
+            "lockstep status: the jobs of this host cannot be found: /proc is "
+            "not mounted\n");
+}
+
+// A bug: the number of the process that had sent a signal was called an
+// address.
+TEST_F(LauncherFaults, ASignalThatWasSentHasASenderAndNoAddress) {
+  const std::string program = LOCKSTEP_BIN_DIR "/tests/crash_with_lines";
+  const auto logs = scratch() / "logs";
+  const auto keep = "--log-dir=" + logs.string();
+  EXPECT_THAT(run({keep, program}).err,
+              HasSubstr("  SIGSEGV at address 0x0\n"));
+  EXPECT_THAT(run({keep, program, "raise"}).err,
+              HasSubstr("  SIGSEGV, which the process has sent to itself\n"));
+  auto launcher = start({keep, program, "wait"});
+  launcher->await_output("ready");
+  for (const pid_t pid : marked_processes({"RANK=0"})) kill(pid, SIGSEGV);
+  EXPECT_THAT(launcher->finish().err,
+              HasSubstr("  SIGSEGV, which process " + std::to_string(getpid()) +
+                        " has sent\n"));
+}
+
+// A control group of the test's own, in which a process may use little memory.
+class SmallGroup {
+ public:
+  SmallGroup() {
+    for (const ControlGroup& group : control_groups("memory")) {
+      const auto folder = group.folder / "lockstep_test_small";
+      std::error_code error;
+      if (!std::filesystem::create_directory(folder, error)) continue;
+      const char* limit =
+          group.version_1 ? "memory.limit_in_bytes" : "memory.max";
+      if (std::ofstream(folder / limit) << "200000000" << std::flush) {
+        folder_ = folder;
+        return;
+      }
+      std::filesystem::remove(folder, error);
+    }
+  }
+  ~SmallGroup() {
+    if (folder_.empty()) return;
+    const Deadline deadline = Deadline::after(seconds(20));
+    while (::rmdir(folder_.c_str()) != 0 && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+  }
+  SmallGroup(const SmallGroup&) = delete;
+  SmallGroup& operator=(const SmallGroup&) = delete;
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+TEST_F(LauncherFaults, TheOomKillerIsNamed) {
+  const SmallGroup group;
+  if (group.folder().empty()) GTEST_SKIP() << "no control group can be made";
+  const auto result = run_program(
+      {"/bin/sh", "-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\"",
+       group.folder().string(), LOCKSTEP_BIN_DIR "/lockstep", "run", "sh", "-c",
+       "exec tail /dev/zero"});
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err,
+              HasSubstr("  out of memory: since the workers were started, the "
+                        "kernel's OOM killer has ended 1 process of this "
+                        "control group, which may use 190 MiB\n"));
+  // SIGKILL alone is not called so.
+  EXPECT_THAT(run_script({}, "kill -9 $$").err,
+              ::testing::Not(HasSubstr("memory")));
 }
 
 TEST_F(LauncherFaults, LeftoverTimeoutLetsWhatIsLeftCleanUp) {

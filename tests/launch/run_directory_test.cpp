@@ -114,6 +114,21 @@ TEST_F(RunDirectoryTest, OnlyTheNewestOfFailedJobsStay) {
   EXPECT_FALSE(fs::exists(path));
 }
 
+// A bug: kept logs of a job with the id "lockstep", below TMPDIR, were taken
+// for what failed jobs had left, and removed.
+TEST_F(RunDirectoryTest, LogsUnderTheNameOfTemporaryFilesStay) {
+  for (size_t i = 0; i < 3; ++i) {
+    const auto logs = RunDirectory::create(folder_.path(), "lockstep");
+    write_record(logs, 0);
+  }
+  for (size_t i = 0; i < RunDirectory::kKeptDirectories + 3; ++i) {
+    auto directory = RunDirectory::create(std::nullopt, "job");
+    write_record(directory, 0);
+    directory.end(/*success=*/false);
+  }
+  EXPECT_EQ(left(), RunDirectory::kKeptDirectories + 3);
+}
+
 TEST_F(RunDirectoryTest, ALogDirectoryStays) {
   {
     auto directory = RunDirectory::create(folder_.path() + "/logs", "a/b");

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -72,12 +73,12 @@ TEST_F(SourceLines, OfACrashAreInTheLaunchersLinesAndInTheReport) {
 TEST_F(SourceLines, OfAThreadAreInWhatLockstepStacksPrints) {
   auto job = start({"--rdzv-id=lines", kProgram, "wait"});
   job->await_output("ready");
-  // The process connects to the agent in a thread, which may come later.
+  // The rank may reach its agent a moment after it is ready.
   const Deadline deadline = Deadline::after(std::chrono::seconds(60));
-  auto stacks = run_command({"stacks", "lines"});
-  while (stacks.exit_code != 0 && !deadline.expired()) {
+  ProgramResult stacks;
+  do {
     stacks = run_command({"stacks", "lines"});
-  }
+  } while (stacks.exit_code != 0 && !deadline.expired());
   EXPECT_EQ(stacks.exit_code, 0) << stacks.err;
   EXPECT_THAT(stacks.out,
               AllOf(HasSubstr("wait_there() in crash_with_lines at "),

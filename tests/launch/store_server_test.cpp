@@ -357,6 +357,52 @@ TEST_P(StoreServerTest, MalformedRequestOfAMemberIsDropped) {
   expect_unharmed(*before);
 }
 
+// Inside TLS, too: what strangers send does not get so far.
+TEST_P(StoreServerTest, DamagedRequestsOfAMemberHarmNobody) {
+  using Operation = Request::Operation;
+  auto before = client();
+  const auto about_key = [](Operation operation, size_t bytes) {
+    return encode(Request{.operation = operation,
+                          .key = "key",
+                          .value = std::string(bytes, 'x'),
+                          .number = 1});
+  };
+  const std::string wait = bytes_of(WorkerCall{
+      .operation = WorkerCall::Operation::wait, .keys = {"one", "two"}});
+  const std::string set = bytes_of(WorkerCall{
+      .operation = WorkerCall::Operation::set, .key = "one", .value = "x"});
+  std::vector<std::string> requests{
+      about_key(Operation::set, 300),
+      about_key(Operation::get, 0),
+      about_key(Operation::add, 0),
+      about_key(Operation::remove, 0),
+      about_key(Operation::set_if_absent, 20),
+      about_key(Operation::session, 0),
+      about_key(Operation::worker_gone, 0),
+      encode(Request{.operation = Operation::await_change,
+                     .number = 1 << 20,
+                     .keys = {"key", "other"}})};
+  for (const std::string& call : {wait, set}) {
+    requests.push_back(
+        encode(Request{.operation = Operation::for_round, .number = 1}) +
+        encode(Request{
+            .operation = Operation::worker_call, .value = call, .number = 3}));
+  }
+  std::mt19937 random(1);
+  for (int turn = 0; turn < 300; ++turn) {
+    std::string bytes;
+    for (size_t part = 0; part <= random() % 4; ++part) {
+      bytes += requests[random() % requests.size()];
+    }
+    for (size_t damage = 0; damage < random() % 4; ++damage) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    Misbehaving one(raw(), secret());
+    one.send(bytes.substr(0, 1 + random() % bytes.size()));
+  }
+  expect_unharmed(*before);
+}
+
 TEST_P(StoreServerTest, RequestBeforeTheHelloIsNotAnswered) {
   own_->set("key", "value");
   Misbehaving one(

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "lockstep/launch/control_groups.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal::testing {
@@ -36,6 +37,20 @@ TEST(SystemFile, LinesFieldsAndNumbersAreRead) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("some"));
   EXPECT_EQ(first_line(folder.file("other")), std::nullopt);
   EXPECT_THAT(names_in(folder.file("other")), IsEmpty());
+}
+
+TEST(OomKills, AreThoseOfTheOwnGroup) {
+  const TemporaryFolder folder;
+  const ControlGroupPlace place{folder.path(), folder.file("membership")};
+  write_file(place.membership, "0::/job\n");
+  EXPECT_EQ(oom_kills(place), 0);
+  folder.write("memory.events", "oom 9\noom_kill 9\n");
+  folder.write("job/memory.events", "oom 2\noom_kill 3\noom_group_kill 1\n");
+  EXPECT_EQ(oom_kills(place), 3);
+  write_file(place.membership, "4:memory:/job\n0::/\n");
+  folder.write("memory/job/memory.oom_control",
+               "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n");
+  EXPECT_EQ(oom_kills(place), 5);
 }
 
 }  // namespace

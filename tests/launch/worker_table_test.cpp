@@ -193,5 +193,25 @@ TEST_F(WorkerTableTest, WhatHasNoRoomIsRefusedAndChangesNothing) {
   }
 }
 
+// A bug: waits cost nothing, and a hundred connections that waited for many
+// keys each took 827 MB.
+TEST_F(WorkerTableTest, WaitsTakeRoomAndGiveItBack) {
+  std::vector<std::string> many;
+  for (int key = 0; key < 100; ++key) many.push_back(std::to_string(key));
+  const auto wait = [&](const Asker& asker) {
+    return table_.ask(asker, {.operation = Operation::wait, .keys = many});
+  };
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_TRUE(wait(kFirst).empty());
+    const auto refused = wait(kSecond);
+    ASSERT_EQ(refused.size(), 1u);
+    EXPECT_EQ(refused[0].to, kSecond);
+    EXPECT_EQ(refused[0].reply.kind, Kind::refused);
+    table_.forget(kFirst);
+    EXPECT_EQ(set("large", std::string(30'000, 'x')).kind, Kind::done);
+    ask({.operation = Operation::remove, .key = "large"});
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/slowest_rank.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/size_text.h"
@@ -139,9 +140,7 @@ std::string program_text(const std::vector<std::string>& arguments) {
   for (const auto& argument : arguments) {
     text += (text.empty() ? "" : " ") + argument;
   }
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < ' ') c = ' ';
-  }
+  text = shown_line(text);
   constexpr size_t kLongest = 100;
   if (text.size() > kLongest) text = text.substr(0, kLongest - 3) + "...";
   return text;
@@ -241,7 +240,7 @@ std::string view_text(const JobView& view, size_t most_workers) {
   for (const WorkerView& worker : view.workers) {
     if (!worker.progress.empty()) text += "\n" + worker.progress + "\n";
   }
-  return text;
+  return shown_text(text);
 }
 
 std::string view_json(const JobView& view) {

@@ -1,12 +1,14 @@
 #include "lockstep/cli/jobs/profile.h"
 
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -16,6 +18,8 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/left_file.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
@@ -67,12 +71,45 @@ void make_empty_folder(const fs::path& folder) {
   }
 }
 
-void move_file(const fs::path& from, const fs::path& to) {
-  std::error_code error;
-  fs::rename(from, to, error);
-  if (!error) return;
-  fs::copy_file(from, to);  // the folders are on different file systems
-  fs::remove(from);
+// The traces that the ranks of one job write for one profile.
+struct RanksTraces {
+  JobOwner owner;
+  fs::path attempt;    // the folder of the attempt
+  std::string folder;  // its folder for this profile
+};
+
+// Moves the trace that a rank names to the folder `to`, and returns whether it
+// could. Nothing else can be moved so: the rank may be another user's, and this
+// process root's.
+bool take_trace(const RanksTraces& traces, const fs::path& named,
+                const fs::path& to) {
+  const fs::path name = fs::path(traces.folder) / named.filename();
+  if (named != traces.attempt / name) return false;
+  FileDescriptor from;
+  {
+    const OwnersRights rights(traces.owner);
+    from = open_left_file(traces.attempt, name);
+  }
+  struct stat facts {};
+  if (!from || ::fstat(from.get(), &facts) != 0) return false;
+  const fs::path copy = to / shown_line(named.filename().string());
+  const FileDescriptor into = make_own_file(copy);
+  // What a rank adds later does not count.
+  off_t left = facts.st_size;
+  while (into && left > 0) {
+    const ssize_t count =
+        ::sendfile(into.get(), from.get(), nullptr, static_cast<size_t>(left));
+    if (count <= 0) break;
+    left -= count;
+  }
+  std::error_code ignored;
+  if (!into || left > 0) {  // the disk is full
+    fs::remove(copy, ignored);
+    return false;
+  }
+  const OwnersRights rights(traces.owner);
+  fs::remove(traces.attempt / name, ignored);
+  return true;
 }
 
 // What became of one rank's profile.
@@ -156,7 +193,7 @@ void require_no_recording(JobLink& link, const JobStatus& status) {
 int profile(const ProfileArguments& arguments) {
   const milliseconds duration = time_of("--seconds", arguments.seconds);
   const milliseconds wait = time_of("--wait", arguments.wait);
-  JobLink link(find_job(job_argument(arguments.job)));
+  JobLink link(find_job(job_argument(arguments.job)), /*keeps_root=*/true);
   const JobMoment before = look_at(link);
   std::this_thread::sleep_for(kLookInterval);
   const JobView now = view_of(before, look_at(link));
@@ -172,21 +209,27 @@ int profile(const ProfileArguments& arguments) {
       await_outcomes(link, number, Deadline::after(duration + wait));
   bool all = true;
   size_t written = 0;
+  const RanksTraces made{link.owner(), now.status.attempt_directory,
+                         "profile" + std::to_string(number)};
   for (const Outcome& outcome : outcomes) {
-    if (outcome.state == ProfileState::written) {
-      const fs::path file = outcome.words;
-      move_file(file, folder / file.filename());
-      ++written;
-    } else {
+    if (outcome.state != ProfileState::written) {
       all = false;
       write_message(kProfileName, "rank " + std::to_string(outcome.rank) +
                                       " wrote no trace: " + outcome.words);
+    } else if (take_trace(made, outcome.words, folder)) {
+      ++written;
+    } else {
+      all = false;
+      write_message(kProfileName, "the trace of rank " +
+                                      std::to_string(outcome.rank) +
+                                      " cannot be taken: " + outcome.words);
     }
   }
   std::error_code ignored;
-  fs::remove(fs::path(now.status.attempt_directory) /
-                 ("profile" + std::to_string(number)),
-             ignored);
+  {
+    const OwnersRights rights(made.owner);
+    fs::remove(made.attempt / made.folder, ignored);
+  }
   if (written == 0) {
     fs::remove(folder, ignored);
     return kSystemError;
@@ -196,10 +239,9 @@ int profile(const ProfileArguments& arguments) {
   for (const auto& warning : report.warnings) {
     write_message(kProfileName, "warning: " + warning);
   }
-  std::cout << trace_table(report) << "\nThe traces are in " << folder.string()
-            << "; ui.perfetto.dev shows one, and lockstep report trace merges "
-               "them.\n"
-            << std::flush;
+  write_output(trace_table(report) + "\nThe traces are in " + folder.string() +
+               "; ui.perfetto.dev shows one, and lockstep report trace merges "
+               "them.\n");
   return all ? 0 : kSystemError;
 }
 

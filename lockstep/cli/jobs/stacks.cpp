@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
@@ -92,7 +92,10 @@ std::string text_of(const JobStacks& all) {
   std::string text = stacks_text(all.ranks);
   std::string records;
   for (const RankStacks& rank : all.ranks) {
-    if (!rank.flight_record.empty()) records += " " + rank.flight_record;
+    // An option is no path of a rank.
+    if (rank.flight_record.starts_with('/')) {
+      records += " " + shell_word(rank.flight_record);
+    }
   }
   if (records.empty()) return text;
   return text + "What the ranks did last: lockstep inspect flight" + records +
@@ -102,7 +105,7 @@ std::string text_of(const JobStacks& all) {
 int print_stacks(const std::string& job, bool as_json) {
   try {
     const JobStacks all = stacks_of(job);
-    std::cout << (as_json ? json_of(all) : text_of(all)) << std::flush;
+    write_output(as_json ? json_of(all) : text_of(all));
     const bool whole = std::ranges::all_of(
         all.ranks, [](const auto& rank) { return rank.missing.empty(); });
     return whole ? 0 : kSystemError;

@@ -1,7 +1,6 @@
 #include "lockstep/cli/jobs/status.h"
 
 #include <chrono>
-#include <iostream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -25,7 +24,7 @@ int print_status(const std::string& job, bool as_json) {
     const JobMoment before = look_at(link);
     std::this_thread::sleep_for(kRateTime);
     const JobView view = view_of(before, look_at(link));
-    std::cout << (as_json ? view_json(view) : view_text(view)) << std::flush;
+    write_output(as_json ? view_json(view) : view_text(view));
     return 0;
   } catch (const std::invalid_argument& error) {
     write_message(kStatusName, error.what());

@@ -36,7 +36,8 @@ class Screen {
   Screen() {
     sigset_t ends;
     sigemptyset(&ends);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGWINCH}) {
+    for (const int signal :
+         {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH}) {
       sigaddset(&ends, signal);
     }
     sigprocmask(SIG_BLOCK, &ends, &mask_before_);
@@ -44,17 +45,10 @@ class Screen {
     if (!signals_) throw_errno("signalfd");
     reads_keys_ =
         isatty(STDIN_FILENO) == 1 && tcgetattr(STDIN_FILENO, &before_) == 0;
-    if (reads_keys_) {
-      termios keys = before_;
-      keys.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
-      tcsetattr(STDIN_FILENO, TCSANOW, &keys);
-    }
-    // The alternate screen, without a cursor (xterm, "Control Sequences").
-    put("\033[?1049h\033[?25l");
+    enter();
   }
   ~Screen() {
-    put("\033[?25h\033[?1049l");
-    if (reads_keys_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+    leave();
     sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
   }
   Screen(const Screen&) = delete;
@@ -97,8 +91,12 @@ class Screen {
       poll(entries, 2, static_cast<int>(deadline.remaining().count()));
       signalfd_siginfo signal{};
       if (read(signals_.get(), &signal, sizeof signal) > 0) {
-        if (signal.ssi_signo != SIGWINCH) return true;
-        return false;  // show the next frame in the new size
+        if (signal.ssi_signo == SIGTSTP) {
+          suspend();
+        } else if (signal.ssi_signo != SIGWINCH) {
+          return true;
+        }
+        return false;  // show the next frame, maybe in another size
       }
       char key = 0;
       if (entries[1].revents != 0) {
@@ -110,6 +108,31 @@ class Screen {
   }
 
  private:
+  void enter() const {
+    if (reads_keys_) {
+      termios keys = before_;
+      keys.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+      tcsetattr(STDIN_FILENO, TCSANOW, &keys);
+    }
+    // The alternate screen, without a cursor (xterm, "Control Sequences").
+    put("\033[?1049h\033[?25l");
+  }
+  void leave() const {
+    put("\033[?25h\033[?1049l");
+    if (reads_keys_) tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+  }
+  // Gives the terminal to the shell until the user continues this process.
+  void suspend() const {
+    leave();
+    sigset_t stop;
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTSTP);
+    raise(SIGTSTP);
+    sigprocmask(SIG_UNBLOCK, &stop, nullptr);  // it stops here
+    sigprocmask(SIG_BLOCK, &stop, nullptr);
+    enter();
+  }
+
   static void put(std::string_view text) {
     while (!text.empty()) {
       const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());

@@ -1,0 +1,103 @@
+// A worker for tests/cli/hostile_jobs_test.cpp that lies to those who look at
+// its job: hostile_worker SECRET KIND. Asked for a profile, it says that its
+// trace is SECRET; with KIND "link", it makes a link to it where its trace
+// should be. Asked for stacks, it leaves a pipe (KIND "pipe"), or frames in the
+// module SECRET and escape sequences. Prints "ready" once it publishes, and
+// ends with its launcher.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <string>
+#include <thread>
+
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/base/status_board.h"
+#include "lockstep/base/steady_ns.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr std::string_view kEscapes = "\033]0;owned\007\033[2Jhidden";
+
+struct Agent {
+  std::string folder;  // of the attempt
+  StatusBoard board;
+};
+
+Agent attach() {
+  const FileDescriptor socket = connect_to(std::getenv("LOCKSTEP_AGENT"));
+  const std::string question = R"({"question": "attach", "local_rank": 0})";
+  send_packet(socket, std::as_bytes(std::span(question)));
+  std::array<std::byte, 1024> bytes;
+  Packet answer;
+  while ((answer = receive_packet(socket, bytes)).state ==
+         Packet::State::none) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return {{reinterpret_cast<const char*>(bytes.data()), answer.bytes},
+          StatusBoard::map(std::move(answer.descriptor))};
+}
+
+void leave_stacks(const std::string& file, const std::string& module) {
+  std::string frames;
+  for (int place = 0x1000; place < 0x3000; place += 16) {
+    char frame[32];
+    std::snprintf(frame, sizeof frame, "(+0x%x) [0x%x]", place, place);
+    frames += (frames.empty() ? "\"" : ", \"") + module + frame + "\"";
+  }
+  std::ofstream(file) << R"({"flight_record": "/tmp/a b\u001b[2J;touch x",)"
+                      << R"("threads": [{"thread": 1, "missing": "",)"
+                      << R"("name": "\u001b[2J\u009b31m", "frames": [)"
+                      << frames << "]}]}";
+}
+
+void lie(const std::string& secret, const std::string& kind) {
+  Agent agent = attach();
+  RankStatus status;
+  status.pid = ::getpid();
+  status.steps = 1;
+  status.progress.set(kEscapes);
+  status.current_operation.set(kEscapes);
+  status.current_since_ns = 1;
+  std::puts("ready");
+  std::fflush(stdout);
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
+    const int64_t profile = agent.board.last_profile().number;
+    if (profile != status.profile) {
+      status.profile = profile;
+      status.profile_state = ProfileState::written;
+      std::string trace = secret;
+      if (kind == "link") {
+        const auto folder = agent.folder + "/profile" + std::to_string(profile);
+        trace = folder + "/rank0.json";
+        std::filesystem::create_directory(folder);
+        std::filesystem::create_symlink(secret, trace);
+      }
+      status.profile_words.set(trace);
+    }
+    const int32_t stacks = agent.board.last_stacks();
+    if (stacks != status.stacks) {
+      status.stacks = stacks;
+      const std::string file =
+          agent.folder + "/" + StatusBoard::stacks_file(stacks, 0);
+      if (kind == "pipe") {
+        ::mkfifo(file.c_str(), 0600);
+      } else {
+        leave_stacks(file, secret);
+      }
+    }
+    status.published_ns = steady_ns();
+    agent.board.publish(0, status);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::internal
+
+int main(int, char** argv) { lockstep::internal::lie(argv[1], argv[2]); }
