@@ -38,6 +38,10 @@ class ProfileOnDemand {
   };
   // Any thread; does not block.
   virtual void ask(Request request) = 0;
+  // Ends the profile that was asked for: with the next step if it is being
+  // recorded, so that what was recorded is written; at once if it waits for its
+  // first step. Any thread; does not block.
+  virtual void stop() = 0;
   virtual Progress progress() const = 0;  // any thread
   // Step `step` begins in the thread that calls this, which is the one that
   // trains. May block to write the trace.

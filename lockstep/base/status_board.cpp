@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstring>
@@ -18,13 +19,12 @@ namespace lockstep::internal {
 namespace {
 
 // Changes with the layout of the board.
-constexpr uint64_t kVersion = 0x6c6f636b73743033;
+constexpr uint64_t kVersion = 0x6c6f636b73743034;
 constexpr uint32_t kAnyReason = ~uint32_t{0};
 constexpr int kReadAttempts = 100;
 
 constexpr size_t kWords = sizeof(RankStatus) / sizeof(uint64_t);
-static_assert(std::is_trivially_copyable_v<RankStatus>);
-static_assert(sizeof(RankStatus) % sizeof(uint64_t) == 0);
+static_assert(sizeof(BoardEvent) <= sizeof(RankStatus));
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 std::string operation_text(std::string_view name, int64_t number,
@@ -56,7 +56,9 @@ struct StatusBoard::Header {
   std::atomic<int64_t> profile_ms{0};
   std::atomic<int64_t> profile_step{0};
   std::atomic<int64_t> profile{0};
+  std::atomic<int64_t> stopped_profile{0};
   std::atomic<int32_t> stacks{0};
+  std::atomic<int64_t> events{0};  // the number of the last one
 };
 
 // A sequence lock: `count` is odd while `words` are written. They are written
@@ -65,6 +67,12 @@ struct StatusBoard::Header {
 struct alignas(64) StatusBoard::Place {
   std::atomic<uint64_t> count{0};
   std::array<std::atomic<uint64_t>, kWords> words{};
+
+  template <class Record>
+  void store(const Record& record);
+  // Returns nothing if nothing was stored, or if the writer died meanwhile.
+  template <class Record>
+  std::optional<Record> load() const;
 };
 
 StatusBoard::StatusBoard(SharedMemory memory, int places)
@@ -72,11 +80,11 @@ StatusBoard::StatusBoard(SharedMemory memory, int places)
 
 StatusBoard StatusBoard::create(int places) {
   const size_t bytes =
-      sizeof(Place) * (static_cast<size_t>(places) + 1);  // 1: the header
+      sizeof(Place) * (static_cast<size_t>(places) + kFirstPlace);
   static_assert(sizeof(Header) <= sizeof(Place));
   StatusBoard board(SharedMemory::create(bytes), places);
   new (board.memory_.data()) Header();
-  for (int number = 0; number < places; ++number) {
+  for (int number = -kEvents; number < places; ++number) {
     new (&board.place(number)) Place();
   }
   return board;
@@ -87,12 +95,12 @@ StatusBoard StatusBoard::map(FileDescriptor descriptor) {
   if (::fstat(descriptor.get(), &facts) != 0) throw_errno("fstat of a board");
   const auto bytes = static_cast<size_t>(facts.st_size);
   const size_t places = bytes / sizeof(Place);
-  if (bytes % sizeof(Place) != 0 || places < 2 || places > INT_MAX) {
+  if (bytes % sizeof(Place) != 0 || places <= kFirstPlace || places > INT_MAX) {
     throw std::invalid_argument("a status board cannot have " +
                                 std::to_string(bytes) + " bytes");
   }
   StatusBoard board(SharedMemory::map(std::move(descriptor), bytes),
-                    static_cast<int>(places) - 1);
+                    static_cast<int>(places) - kFirstPlace);
   if (board.header().version != kVersion) {
     throw std::invalid_argument(
         "the status board was made by another version of Lockstep");
@@ -105,44 +113,83 @@ StatusBoard::Header& StatusBoard::header() const {
 }
 
 StatusBoard::Place& StatusBoard::place(int number) const {
-  return std::launder(reinterpret_cast<Place*>(memory_.data()))[number + 1];
+  return std::launder(
+      reinterpret_cast<Place*>(memory_.data()))[number + kFirstPlace];
 }
 
-void StatusBoard::publish(int number, const RankStatus& status) {
-  Place& to = place(number);
-  std::array<uint64_t, kWords> words;
-  std::memcpy(words.data(), &status, sizeof status);
+StatusBoard::Place& StatusBoard::event_place(int64_t number) const {
+  return place(-1 - static_cast<int>(number % kEvents));
+}
+
+template <class Record>
+void StatusBoard::Place::store(const Record& record) {
+  static_assert(std::is_trivially_copyable_v<Record>);
+  constexpr size_t kRecordWords = sizeof(Record) / sizeof(uint64_t);
+  static_assert(sizeof(Record) % sizeof(uint64_t) == 0);
+  std::array<uint64_t, kRecordWords> from;
+  std::memcpy(from.data(), &record, sizeof record);
   // A writer that died while it wrote left an odd number.
-  const uint64_t count = to.count.load(std::memory_order_relaxed) | 1;
-  to.count.store(count, std::memory_order_relaxed);
-  for (size_t i = 0; i < kWords; ++i) {
-    to.words[i].store(words[i], std::memory_order_release);
+  const uint64_t before = count.load(std::memory_order_relaxed) | 1;
+  count.store(before, std::memory_order_relaxed);
+  for (size_t i = 0; i < kRecordWords; ++i) {
+    words[i].store(from[i], std::memory_order_release);
   }
-  to.count.store(count + 1, std::memory_order_release);
+  count.store(before + 1, std::memory_order_release);
 }
 
-std::optional<RankStatus> StatusBoard::read(int number) const {
-  const Place& from = place(number);
+template <class Record>
+std::optional<Record> StatusBoard::Place::load() const {
+  constexpr size_t kRecordWords = sizeof(Record) / sizeof(uint64_t);
   for (int attempt = 0; attempt < kReadAttempts; ++attempt) {
-    const uint64_t before = from.count.load(std::memory_order_acquire);
+    const uint64_t before = count.load(std::memory_order_acquire);
     if (before == 0) return std::nullopt;
-    std::array<uint64_t, kWords> words;
-    for (size_t i = 0; i < kWords; ++i) {
-      words[i] = from.words[i].load(std::memory_order_acquire);
+    std::array<uint64_t, kRecordWords> to;
+    for (size_t i = 0; i < kRecordWords; ++i) {
+      to[i] = words[i].load(std::memory_order_acquire);
     }
-    if (before % 2 != 0 ||
-        from.count.load(std::memory_order_relaxed) != before) {
+    if (before % 2 != 0 || count.load(std::memory_order_relaxed) != before) {
       continue;
     }
-    RankStatus status;
-    std::memcpy(static_cast<void*>(&status), words.data(), sizeof status);
-    if (status.pid == 0) return std::nullopt;
-    return status;
+    Record record;
+    std::memcpy(static_cast<void*>(&record), to.data(), sizeof record);
+    return record;
   }
   return std::nullopt;
 }
 
+void StatusBoard::publish(int number, const RankStatus& status) {
+  place(number).store(status);
+}
+
+std::optional<RankStatus> StatusBoard::read(int number) const {
+  auto status = place(number).load<RankStatus>();
+  if (status && status->pid == 0) status.reset();
+  return status;
+}
+
 void StatusBoard::clear(int number) { publish(number, {}); }
+
+void StatusBoard::add_event(std::string_view text, bool ends) {
+  BoardEvent event;
+  event.number = header().events.load(std::memory_order_relaxed) + 1;
+  event.time_ns = steady_ns();
+  event.ends = ends ? 1 : 0;
+  event.text.set(text);
+  event_place(event.number).store(event);
+  header().events.store(event.number, std::memory_order_release);
+}
+
+std::vector<BoardEvent> StatusBoard::events_after(int64_t number) const {
+  const int64_t last = header().events.load(std::memory_order_acquire);
+  std::vector<BoardEvent> events;
+  for (int64_t i = std::max(number, last - kEvents) + 1; i <= last; ++i) {
+    if (i < 1) continue;
+    const auto event = event_place(i).load<BoardEvent>();
+    // A newer one may have taken the place meanwhile.
+    if (event && event->number == i) events.push_back(*event);
+  }
+  return events;
+}
 
 void StatusBoard::watch(std::chrono::milliseconds how_long) {
   const int64_t until =
@@ -189,6 +236,15 @@ StatusBoard::ProfileRequest StatusBoard::last_profile() const {
           std::chrono::milliseconds(
               header().profile_ms.load(std::memory_order_relaxed)),
           header().profile_step.load(std::memory_order_relaxed)};
+}
+
+void StatusBoard::stop_profile(int64_t number) {
+  header().stopped_profile.store(number, std::memory_order_release);
+  wake();
+}
+
+int64_t StatusBoard::stopped_profile() const {
+  return header().stopped_profile.load(std::memory_order_acquire);
 }
 
 int32_t StatusBoard::ask_stacks() {

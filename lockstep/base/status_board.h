@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/base/profile_on_demand.h"
 #include "lockstep/base/shared_memory.h"
@@ -77,6 +78,14 @@ struct RankStatus {
   ShortText<160> profile_words{};
 };
 
+// One thing that the launcher said of the job.
+struct BoardEvent {
+  int64_t number = 0;   // 1 is the first of the job
+  int64_t time_ns = 0;  // of the steady clock
+  int64_t ends = 0;     // 1: it says how the job has ended; else 0
+  ShortText<400> text{};
+};
+
 // Return "all_reduce 12 (default_pg)": the oldest operation that is under way,
 // and the one that began or ended last. Empty if there is none.
 std::string current_operation(const RankStatus& status);
@@ -108,6 +117,14 @@ class StatusBoard {
   std::optional<RankStatus> read(int place) const;
   void clear(int place);
 
+  // Keeps what the launcher has said, the last kEvents texts of the job. Only
+  // the agent adds. The board of an agent that has ended still has them, for
+  // those who have mapped it.
+  static constexpr int kEvents = 8;
+  void add_event(std::string_view text, bool ends = false);
+  // Returns those after the event `number`, the oldest first.
+  std::vector<BoardEvent> events_after(int64_t number) const;
+
   // From now on, for `how_long` at least, the workers publish every kInterval,
   // beginning at once.
   void watch(std::chrono::milliseconds how_long);
@@ -130,6 +147,9 @@ class StatusBoard {
   };
   int64_t ask_profile(std::chrono::milliseconds duration, int64_t first_step);
   ProfileRequest last_profile() const;
+  // Asks all workers to end this profile (ProfileOnDemand::stop()).
+  void stop_profile(int64_t number);
+  int64_t stopped_profile() const;  // the last such number; 0: none
 
   // Asks all workers for the stacks of their threads and their flight records;
   // they must be watched meanwhile. Returns the request's number. A worker
@@ -141,10 +161,13 @@ class StatusBoard {
  private:
   struct Header;
   struct Place;
+  // The places before those of the workers: the header, and the events.
+  static constexpr int kFirstPlace = 1 + kEvents;
 
   explicit StatusBoard(SharedMemory memory, int places);
   Header& header() const;
-  Place& place(int number) const;
+  Place& place(int number) const;  // of a worker; or below 0, of an event
+  Place& event_place(int64_t number) const;
 
   SharedMemory memory_;
   int places_;

@@ -213,14 +213,17 @@ bool StatusPublisher::attach(const std::string& agent) {
 
 void StatusPublisher::take_profile_request() {
   const auto request = board_->last_profile();
-  if (request.number == status_.profile) return;
+  const bool is_new = request.number != status_.profile;
   status_.profile = request.number;
-  if (auto* profiler = ProfileOnDemand::provided()) {
+  auto* profiler = ProfileOnDemand::provided();
+  if (profiler == nullptr || request.number == 0) return;
+  if (is_new) {
     profiler->ask(
         {.folder = folder_ + "/profile" + std::to_string(request.number),
          .duration = request.duration,
          .first_step = request.first_step});
   }
+  if (board_->stopped_profile() == request.number) profiler->stop();
 }
 
 void StatusPublisher::take_stacks_request() {

@@ -47,6 +47,11 @@ const char* name_of(SvgPicture::Anchor anchor) {
   return "start";
 }
 
+const char* dashes_of(SvgPicture::Stroke stroke) {
+  return stroke == SvgPicture::Stroke::dashed ? " stroke-dasharray=\"6 4\""
+                                              : "";
+}
+
 }  // namespace
 
 SvgPicture::SvgPicture(double width, double height)
@@ -81,18 +86,21 @@ void SvgPicture::small_text(Point middle, double size,
           escaped(text) + "</text>\n";
 }
 
-void SvgPicture::line(Point from, Point to, const char* colour) {
+void SvgPicture::line(Point from, Point to, const char* colour, Stroke stroke) {
   svg_ += format(
-      "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\"/>\n",
-      from.x, from.y, to.x, to.y, colour);
+      "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" "
+      "stroke=\"%s\"%s/>\n",
+      from.x, from.y, to.x, to.y, colour, dashes_of(stroke));
 }
 
 void SvgPicture::polyline(const std::string& id,
-                          const std::vector<Point>& points,
-                          const char* colour) {
+                          const std::vector<Point>& points, const char* colour,
+                          Stroke stroke) {
   svg_ += "<polyline id=\"" + escaped(id) +
-          format("\" fill=\"none\" stroke=\"%s\" stroke-width=\"2\" points=\"",
-                 colour);
+          format(
+              "\" fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s "
+              "points=\"",
+              colour, dashes_of(stroke));
   for (const Point& point : points) {
     svg_ += format("%.1f,%.1f ", point.x, point.y);
   }

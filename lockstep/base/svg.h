@@ -33,10 +33,12 @@ class SvgPicture {
   void small_text(Point middle, double size, const std::string& text);
   // Text that is read from bottom to top, with its middle at the place.
   void upward_text(Point middle, const std::string& text);
-  void line(Point from, Point to, const char* colour);
+  enum class Stroke { solid, dashed };
+  void line(Point from, Point to, const char* colour,
+            Stroke stroke = Stroke::solid);
   // `id` names the line in the file and must be unique there.
   void polyline(const std::string& id, const std::vector<Point>& points,
-                const char* colour);
+                const char* colour, Stroke stroke = Stroke::solid);
   void dot(Point middle, const char* colour);
   // A filled rectangle with a thin dark edge.
   void box(Point upper_left, double width, double height, const char* colour);

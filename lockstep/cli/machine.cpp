@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <string>
 
@@ -41,6 +42,15 @@ ordered_json machine_facts() {
           {"cpu", processor()},
           {"system", std::string(names.sysname) + " " + names.release},
           {"load_before", std::round(load[0] * 100) / 100}};
+}
+
+std::string utc_date() {
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S+00:00", &utc);
+  return date;
 }
 
 }  // namespace lockstep::internal

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 namespace lockstep::internal {
 
@@ -10,5 +11,8 @@ int cores();
 // Returns what a reader of measurements wants to know of this machine: "cores"
 // (cores()), "cpu", "system", and "load_before", the load of the last minute.
 nlohmann::ordered_json machine_facts();
+
+// Returns the time of now as "2026-11-21T03:14:45+00:00".
+std::string utc_date();
 
 }  // namespace lockstep::internal

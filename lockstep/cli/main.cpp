@@ -14,6 +14,7 @@
 #include "lockstep/cli/completion.h"
 #include "lockstep/cli/doctor.h"
 #include "lockstep/cli/inspect.h"
+#include "lockstep/cli/jobs/jobs.h"
 #include "lockstep/cli/jobs/profile.h"
 #include "lockstep/cli/jobs/stacks.h"
 #include "lockstep/cli/jobs/status.h"
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = 0;
   lockstep::internal::add_run_command(app, exit_code);
+  lockstep::internal::add_jobs_command(app, exit_code);
   lockstep::internal::add_status_command(app, exit_code);
   lockstep::internal::add_top_command(app, exit_code);
   lockstep::internal::add_profile_command(app, exit_code);

@@ -15,6 +15,7 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
+#include "lockstep/launch/endpoint.h"
 #include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
@@ -118,10 +119,14 @@ int launch(const RunArguments& arguments) {
     port = StorePort::hold(agent.store_addr, agent.master_port);
   }
   std::optional<MetricsEndpoint> metrics;
-  if (options.metrics_port) {
-    metrics.emplace(MetricsEndpoint::listen(*options.metrics_port));
-    say("metrics: http://127.0.0.1:" + std::to_string(metrics->port()) +
-        "/metrics");
+  if (options.metrics) {
+    metrics.emplace(MetricsEndpoint::listen(*options.metrics));
+    const std::string& host = names_every_interface(options.metrics->address)
+                                  ? agent.host_name
+                                  : options.metrics->address;
+    say("metrics: http://" + Endpoint{host, metrics->port()}.text() +
+        "/metrics" +
+        (metrics->wants_token() ? " with the token of the job's secret" : ""));
   }
   RunDirectory directory =
       RunDirectory::create(options.log_dir, agent.workers.run_id);

@@ -98,8 +98,14 @@ void add_output_options(CLI::App& run, RunArguments& arguments) {
                      "null is accepted: there is no event log [null]")
       ->group("Output");
   add_spelled_option(run, "--metrics-port", arguments.metrics_port,
-                     "Serve metrics for Prometheus on 127.0.0.1; 0: a free "
-                     "port [none]")
+                     "Serve metrics for Prometheus; 0: a free port [none]")
+      ->group("Output");
+  add_spelled_option(run, "--metrics-address", arguments.metrics_address,
+                     "Where; other hosts send a token of the job's secret "
+                     "[127.0.0.1]")
+      ->group("Output");
+  add_spelled_flag(run, "--metrics-insecure", arguments.metrics_insecure,
+                   "Every host may read the metrics, without a token")
       ->group("Output");
   add_spelled_option(run, "--report", arguments.report,
                      "Write how the job ended to this file, as JSON")

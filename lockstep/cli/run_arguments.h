@@ -52,6 +52,8 @@ struct RunArguments {
   std::string event_log_handler = "null";
   bool prefix_lines = false;
   std::string metrics_port;
+  std::string metrics_address;
+  bool metrics_insecure = false;
   std::string hang_timeout;
   std::string report;
   std::vector<std::string> command;

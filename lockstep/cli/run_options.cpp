@@ -619,6 +619,26 @@ void set_standby(const RunArguments& arguments, RunOptions& options) {
   options.agent.standby = processes;
 }
 
+std::optional<MetricsOptions> metrics_options(const RunArguments& arguments) {
+  if (arguments.metrics_port.empty()) {
+    if (!arguments.metrics_address.empty() || arguments.metrics_insecure) {
+      throw std::invalid_argument(
+          "--metrics-address and --metrics-insecure are for --metrics-port; "
+          "give a port, or 0 for a free one");
+    }
+    return std::nullopt;
+  }
+  MetricsOptions metrics{
+      .port = static_cast<int>(
+          parse_int("--metrics-port", arguments.metrics_port, 0, 65'535)),
+      .is_open = arguments.metrics_insecure};
+  if (!arguments.metrics_address.empty()) {
+    metrics.address = arguments.metrics_address;
+    metrics.secret = job_secret(arguments.rdzv_secret_file);
+  }
+  return metrics;
+}
+
 }  // namespace
 
 RunOptions run_options(const RunArguments& arguments) {
@@ -646,10 +666,7 @@ RunOptions run_options(const RunArguments& arguments) {
     }
   }
   if (!arguments.log_dir.empty()) options.log_dir = arguments.log_dir;
-  if (!arguments.metrics_port.empty()) {
-    options.metrics_port = static_cast<int>(
-        parse_int("--metrics-port", arguments.metrics_port, 0, 65'535));
-  }
+  options.metrics = metrics_options(arguments);
   options.report = report_file(arguments);
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));

@@ -9,6 +9,7 @@
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/launch/job_member.h"
 #include "lockstep/launch/local_agent.h"
+#include "lockstep/launch/metrics_endpoint.h"
 
 namespace lockstep::internal {
 
@@ -20,7 +21,7 @@ struct RunOptions {
   // node.
   std::chrono::milliseconds address_timeout{};
   std::optional<std::string> log_dir{};
-  std::optional<int> metrics_port{};
+  std::optional<MetricsOptions> metrics{};
   std::optional<std::filesystem::path> report{};
   // One line for each thing that is accepted but has no effect.
   std::vector<std::string> warnings{};

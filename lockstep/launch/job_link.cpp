@@ -28,7 +28,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAnswerTime{3'000};
-constexpr milliseconds kWatchTime{5'000};
 constexpr milliseconds kLookInterval{10};
 constexpr size_t kCommandBytes = 100;
 constexpr size_t kMostPacketBytes = 256 << 10;
@@ -103,12 +102,8 @@ std::optional<RunningJob> job_of(const std::string& socket) {
 }
 
 std::string describe(const RunningJob& job) {
-  if (job.agent_pid == 0) {
-    return job.mark + " (run id " + job.run_id + ", in a container)";
-  }
-  return std::to_string(job.launcher_pid != 0 ? job.launcher_pid
-                                              : job.agent_pid) +
-         " (run id " + job.run_id + ": " + job.command + ")";
+  return name_of(job) + " (run id " + job.run_id +
+         (job.agent_pid == 0 ? ", in a container)" : ": " + job.command + ")");
 }
 
 std::string describe(const std::vector<RunningJob>& jobs) {
@@ -120,6 +115,12 @@ std::string describe(const std::vector<RunningJob>& jobs) {
 }
 
 }  // namespace
+
+std::string name_of(const RunningJob& job) {
+  if (job.agent_pid == 0) return job.mark;
+  return std::to_string(job.launcher_pid != 0 ? job.launcher_pid
+                                              : job.agent_pid);
+}
 
 std::vector<RunningJob> running_jobs() {
   std::ifstream sockets("/proc/net/unix");
@@ -225,9 +226,9 @@ JobLink::Reply JobLink::ask(const std::string& question) {
   return reply;
 }
 
-JobStatus JobLink::watch() {
+JobStatus JobLink::watch(milliseconds how_long) {
   const nlohmann::json question{{"question", "watch"},
-                                {"milliseconds", kWatchTime.count()}};
+                                {"milliseconds", how_long.count()}};
   watched_ns_ = steady_ns();
   Reply reply = ask(question.dump());
   if (!reply.descriptor) {
@@ -243,6 +244,12 @@ int64_t JobLink::ask_profile(milliseconds duration, int64_t first_step) {
                                 {"milliseconds", duration.count()},
                                 {"first_step", first_step}};
   return ask_number(question.dump());
+}
+
+void JobLink::stop_profile(int64_t number) {
+  const nlohmann::json question{{"question", "stop_profile"},
+                                {"number", number}};
+  ask_number(question.dump());
 }
 
 int32_t JobLink::ask_stacks() {

@@ -25,6 +25,9 @@ struct RunningJob {
   std::string command{};  // "lockstep run -n 2 train", cut
 };
 
+// Returns the shortest text by which find_job() finds just this job.
+std::string name_of(const RunningJob& job);
+
 // Returns the agents of this user (root: of all users) in this network
 // namespace, the oldest process first. Throws std::runtime_error if the system
 // does not list its sockets.
@@ -51,11 +54,14 @@ class JobLink {
   const RunningJob& job() const { return job_; }
   // Requires that a question was answered.
   const JobOwner& owner() const { return *owner_; }
-  // Asks for the job's status, and has its ranks publish for the next 5 s what
-  // they do.
-  JobStatus watch();
+  // Asks for the job's status, and has its ranks publish for `how_long` what
+  // they do; 0: they need not.
+  JobStatus watch(
+      std::chrono::milliseconds how_long = std::chrono::milliseconds(5000));
   // Has all ranks profile themselves: StatusBoard::ask_profile().
   int64_t ask_profile(std::chrono::milliseconds duration, int64_t first_step);
+  // Has all ranks end that profile: StatusBoard::stop_profile().
+  void stop_profile(int64_t number);
   // Has all ranks write their stacks: StatusBoard::ask_stacks().
   int32_t ask_stacks();
   // The ranks' board. Requires watch().

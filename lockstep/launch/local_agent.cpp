@@ -114,6 +114,7 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
       report_([this, report](const std::string& text) {
         mux_.end_open_line();
         report(text);
+        if (board_) board_->add_event(text.substr(0, text.find('\n')));
       }),
       child_events_(open_child_events()),
       mux_(report),
@@ -130,9 +131,11 @@ int LocalAgent::run(JobReport& outcome) {
     const int exit_code = run_rounds();
     end_standby();
     await_departure();
+    publish_end();
     return exit_code;
   } catch (const std::exception& error) {
     end_standby();
+    if (board_) board_->add_event(error.what(), /*ends=*/true);
     Verdict verdict =
         give_up(exit_code_of(error), node_name() + ": " + error.what());
     if (may_leave() && round_ > 0) {
@@ -145,6 +148,13 @@ int LocalAgent::run(JobReport& outcome) {
     }
     throw;
   }
+}
+
+void LocalAgent::publish_end() {
+  if (!board_) return;
+  board_->add_event(
+      outcome_->cause.empty() ? "the job has ended well" : outcome_->cause,
+      /*ends=*/true);
 }
 
 // If this node hosts the store, the others learn from it how the job ended.
@@ -677,6 +687,12 @@ AgentSocket::Answer LocalAgent::answer(const std::string& question,
     if (how_long < 1) return refuse("no time is given");
     return {std::to_string(
         board_->ask_profile(milliseconds(how_long), number("first_step")))};
+  }
+  if (kind == "stop_profile") {
+    const int64_t which = number("number");
+    if (which < 1) return refuse("no profile is named");
+    board_->stop_profile(which);
+    return {std::to_string(which)};
   }
   return refuse("not a question");
 }

@@ -105,6 +105,8 @@ class LocalAgent {
     bool given_up = false;
   };
 
+  // Says how the job has ended to those who look at it.
+  void publish_end();
   void await_departure();
   int run_rounds();
   // Returns nothing if the job ended before the attempt began.

@@ -1,16 +1,19 @@
 #include "lockstep/launch/metrics_endpoint.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
+
+#include "lockstep/launch/endpoint.h"
+#include "lockstep/launch/job_secret.h"
+#include "lockstep/launch/metrics_token.h"
 
 namespace lockstep::internal {
 namespace {
@@ -25,13 +28,54 @@ constexpr size_t kLongestRequest = 8192;
 constexpr int kBacklog = 64;
 
 std::string response_of(const char* status, const char* type,
-                        const std::string& body, bool with_body) {
+                        const std::string& body, bool with_body,
+                        const char* header = "") {
   return std::string("HTTP/1.1 ") + status + "\r\nContent-Type: " + type +
          "\r\nContent-Length: " + std::to_string(body.size()) +
-         "\r\nConnection: close\r\n\r\n" + (with_body ? body : "");
+         "\r\nConnection: close\r\n" + header + "\r\n" +
+         (with_body ? body : "");
 }
 
-std::string answer_to(std::string_view request,
+bool equals_ignoring_case(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, {}, [](unsigned char c) { return std::tolower(c); },
+      [](unsigned char c) { return std::tolower(c); });
+}
+
+// Returns the token that a request sends; empty: none.
+std::string_view token_of(std::string_view request) {
+  constexpr std::string_view kScheme = "Bearer ";
+  for (size_t at = request.find("\r\n"); at != request.npos;) {
+    request.remove_prefix(at + 2);
+    at = request.find("\r\n");
+    const std::string_view line = request.substr(0, at);
+    const size_t colon = line.find(':');
+    if (colon == line.npos ||
+        !equals_ignoring_case(line.substr(0, colon), "Authorization")) {
+      continue;
+    }
+    std::string_view value = line.substr(colon + 1);
+    value.remove_prefix(std::min(value.find_first_not_of(' '), value.size()));
+    if (!equals_ignoring_case(value.substr(0, kScheme.size()), kScheme)) {
+      return {};
+    }
+    value.remove_prefix(kScheme.size());
+    return value.substr(0, value.find_last_not_of(' ') + 1);
+  }
+  return {};
+}
+
+// Compares in a time that does not tell how many characters are right.
+bool is_token(std::string_view given, std::string_view wanted) {
+  if (given.size() != wanted.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    difference |= static_cast<unsigned char>(given[i] ^ wanted[i]);
+  }
+  return difference == 0;
+}
+
+std::string answer_to(std::string_view request, const std::string& token,
                       const std::function<std::string()>& metrics) {
   constexpr const char* kText = "text/plain; charset=utf-8";
   const std::string_view line = request.substr(0, request.find("\r\n"));
@@ -47,6 +91,11 @@ std::string answer_to(std::string_view request,
   if (method != "GET" && !head) {
     return response_of("405 Method Not Allowed", kText,
                        "only GET and HEAD are known\n", true);
+  }
+  if (!token.empty() && !is_token(token_of(request), token)) {
+    return response_of("401 Unauthorized", kText,
+                       "the token of the job's secret is missing or wrong\n",
+                       !head, "WWW-Authenticate: Bearer\r\n");
   }
   std::string_view path =
       line.substr(method_end + 1, path_end - method_end - 1);
@@ -66,20 +115,29 @@ bool has_come(const std::vector<pollfd>& entries, int fd) {
 
 }  // namespace
 
-MetricsEndpoint MetricsEndpoint::listen(int port) {
-  FileDescriptor socket(
-      ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) throw_errno("making a socket for --metrics-port");
-  const int on = 1;
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const auto* at = reinterpret_cast<const sockaddr*>(&address);
-  if (::bind(socket.get(), at, sizeof address) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0) {
-    const std::string where = "--metrics-port " + std::to_string(port);
+MetricsEndpoint MetricsEndpoint::listen(const MetricsOptions& options) {
+  const SocketAddress address =
+      resolve({options.address, options.port}).front();
+  std::string token;
+  if (!address.is_loopback() && !options.is_open) {
+    if (!options.secret) {
+      throw std::invalid_argument(
+          "--metrics-address " + options.address +
+          " lets other hosts read the metrics: give the job's secret (" +
+          kJobSecretVariable +
+          " or --rdzv-secret-file), of which readers then send a token; or "
+          "--metrics-insecure, which lets everybody read them");
+    }
+    token = metrics_token(*options.secret);
+  }
+  FileDescriptor socket = bind_socket(address);
+  if (!socket || ::listen(socket.get(), kBacklog) != 0 ||
+      ::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) {
+    const std::string where = "--metrics-port " + std::to_string(options.port);
+    if (errno == EADDRNOTAVAIL) {
+      throw std::invalid_argument("--metrics-address " + options.address +
+                                  " is not an address of this host");
+    }
     if (errno == EADDRINUSE) {
       throw std::invalid_argument(where +
                                   " is in use; give another, or 0 for a free "
@@ -92,10 +150,8 @@ MetricsEndpoint MetricsEndpoint::listen(int port) {
     }
     throw_errno("listening on " + where);
   }
-  sockaddr_in bound{};
-  socklen_t bytes = sizeof bound;
-  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&bound), &bytes);
-  return {std::move(socket), ntohs(bound.sin_port)};
+  const int port = bound_address(socket.get()).port();
+  return {std::move(socket), port, std::move(token)};
 }
 
 void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
@@ -138,7 +194,7 @@ void MetricsEndpoint::accept_new() {
 }
 
 bool MetricsEndpoint::serve(Client& client,
-                            const std::function<std::string()>& metrics) {
+                            const std::function<std::string()>& metrics) const {
   if (client.response.empty()) {
     char bytes[4096];
     const ssize_t count = ::recv(client.socket.get(), bytes, sizeof bytes, 0);
@@ -146,7 +202,7 @@ bool MetricsEndpoint::serve(Client& client,
     if (count <= 0) return true;
     client.request.append(bytes, static_cast<size_t>(count));
     if (client.request.find("\r\n\r\n") != std::string::npos) {
-      client.response = answer_to(client.request, metrics);
+      client.response = answer_to(client.request, token_, metrics);
     } else if (client.request.size() > kLongestRequest) {
       client.response =
           response_of("431 Request Header Fields Too Large", "text/plain",

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,19 +12,32 @@
 
 namespace lockstep::internal {
 
-// Serves metrics at http://127.0.0.1:PORT/metrics (HTTP/1.1, RFC 9112) to
-// Prometheus and other programs of this host: one request on each connection,
-// GET or HEAD.
+// Where metrics are served, and to whom.
+struct MetricsOptions {
+  std::string address = "127.0.0.1";  // or a name
+  int port = 0;                       // 0: a free one
+  // If the address is not a loopback address: clients must send
+  // metrics_token() of this secret, or with `is_open` nothing.
+  std::optional<std::string> secret{};
+  bool is_open = false;
+};
+
+// Serves metrics at http://ADDRESS:PORT/metrics (HTTP/1.1, RFC 9112) to
+// Prometheus and other programs: one request on each connection, GET or HEAD. A
+// client that must send a token does so as RFC 6750, section 2.1, has it
+// ("Authorization: Bearer TOKEN").
 //
 // For one thread, which waits in poll(). Never blocks: a client that asks or
 // reads slowly has 10 s, and the oldest of more than 64 clients is dropped.
 class MetricsEndpoint {
  public:
-  // Listens at 127.0.0.1; `port` 0 is a free one. Throws std::invalid_argument
-  // if the port is in use or needs privileges, std::system_error.
-  static MetricsEndpoint listen(int port);
+  // Throws std::invalid_argument if the port is in use or needs privileges, if
+  // the address is not one of this host, or if it needs a secret and there is
+  // none; std::system_error.
+  static MetricsEndpoint listen(const MetricsOptions& options);
 
   int port() const { return port_; }
+  bool wants_token() const { return !token_.empty(); }
   void add_poll_entries(std::vector<pollfd>& entries) const;
   // How long poll() may wait at most; nothing is due before that.
   std::chrono::milliseconds most_wait() const;
@@ -39,15 +53,15 @@ class MetricsEndpoint {
     std::string response{};  // what is not sent yet; empty: it is asking
   };
 
-  MetricsEndpoint(FileDescriptor listener, int port)
-      : listener_(std::move(listener)), port_(port) {}
+  MetricsEndpoint(FileDescriptor listener, int port, std::string token)
+      : listener_(std::move(listener)), port_(port), token_(std::move(token)) {}
   void accept_new();
   // Returns whether the client is done with.
-  static bool serve(Client& client,
-                    const std::function<std::string()>& metrics);
+  bool serve(Client& client, const std::function<std::string()>& metrics) const;
 
   FileDescriptor listener_;
   int port_;
+  std::string token_;  // that clients must send; empty: none
   std::vector<Client> clients_{};
   Deadline deaf_until_ = Deadline::after(std::chrono::milliseconds(0));
 };

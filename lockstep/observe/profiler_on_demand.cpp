@@ -1,5 +1,7 @@
 #include "lockstep/observe/profiler_on_demand.h"
 
+#include <malloc.h>
+
 #include <exception>
 #include <utility>
 
@@ -32,6 +34,14 @@ void ProfilerOnDemand::ask(Request request) {
   set_wanted(true);
 }
 
+void ProfilerOnDemand::stop() {
+  const std::lock_guard lock(mutex_);
+  if (progress_.state == ProfileState::recording) stops_ = true;
+  if (progress_.state != ProfileState::waiting) return;
+  progress_ = {ProfileState::failed, "it was ended before its first step"};
+  set_wanted(false);
+}
+
 ProfileOnDemand::Progress ProfilerOnDemand::progress() const {
   const std::lock_guard lock(mutex_);
   return progress_;
@@ -44,7 +54,7 @@ void ProfilerOnDemand::on_step(int64_t step) noexcept {
     if (!profiler_) {
       begin_profile(step);
     } else if (std::this_thread::get_id() == thread_) {
-      if (Clock::now() >= ends_) {
+      if (stops_ || Clock::now() >= ends_) {
         end_profile();
       } else {
         profiler_->step();
@@ -77,6 +87,7 @@ void ProfilerOnDemand::begin_profile(int64_t step) {
       return;
     }
     progress_.state = ProfileState::recording;
+    stops_ = false;
     folder = request_.folder;
     duration = request_.duration;
   }
@@ -94,6 +105,11 @@ void ProfilerOnDemand::begin_profile(int64_t step) {
 void ProfilerOnDemand::end_profile() {
   profiler_->stop();
   profiler_.reset();
+#ifdef __GLIBC__
+  // A trace of some seconds takes hundreds of megabytes until it is written.
+  // The C library would keep them for this process.
+  malloc_trim(0);
+#endif
   if (file_.empty()) {
     finish(ProfileState::failed, "the training ended before a whole step");
   } else {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -18,6 +19,7 @@ class ProfilerOnDemand final : public ProfileOnDemand {
   static ProfilerOnDemand& instance();  // lives until the process ends
 
   void ask(Request request) override;
+  void stop() override;
   Progress progress() const override;
   void on_step(int64_t step) noexcept override;
   void end() noexcept override;
@@ -32,6 +34,7 @@ class ProfilerOnDemand final : public ProfileOnDemand {
   mutable std::mutex mutex_;  // for the next two
   Progress progress_{};
   Request request_{};
+  std::atomic<bool> stops_{false};  // what is recorded ends with the next step
 
   std::mutex use_;  // for the members below
   std::unique_ptr<Profiler> profiler_{};

@@ -58,16 +58,25 @@ ProgressBar::ProgressBar(std::optional<int64_t> total,
 
 ProgressBar::~ProgressBar() { close(); }
 
-bool ProgressBar::due() const {
+bool ProgressBar::interval_has_passed() const {
   const auto interval =
       terminal_ ? options_.min_interval : options_.line_interval;
-  return shows_ && Clock::now() - shown_ >= interval;
+  return Clock::now() - shown_ >= interval;
+}
+
+bool ProgressBar::reaches_total(int64_t n) const {
+  return total_ && count_ < *total_ && n >= *total_ - count_;
+}
+
+bool ProgressBar::due(int64_t n) const {
+  return shows_ && (reaches_total(n) || interval_has_passed());
 }
 
 void ProgressBar::update(int64_t n) {
   require(n >= 0, "update(" + std::to_string(n) + "); give 0 or more");
+  const bool is_last = terminal_ && reaches_total(n);
   count_ += std::min(n, std::numeric_limits<int64_t>::max() - count_);
-  if (due()) show(Clock::now());
+  if (shows_ && (is_last || interval_has_passed())) show(Clock::now());
 }
 
 void ProgressBar::set_postfix(

@@ -76,12 +76,15 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Adds `n`, and shows the bar if it is due. Costs one read of the clock if it
-  // is not. Throws std::invalid_argument if `n` is negative.
+  // Adds `n`, and shows the bar if it is due; a terminal also when the total is
+  // reached. Costs one read of the clock if it is not. Throws
+  // std::invalid_argument if `n` is negative.
   void update(int64_t n = 1);
-  // Returns whether the next update() will show the bar: if not, a value that
-  // costs time, such as that of a tensor on a GPU, need not be fetched.
-  bool due() const;
+  // Returns whether the bar will be shown with what is set before the next
+  // update(n): then, or at the end if that update reaches the total. If not, a
+  // value that costs time, such as that of a tensor on a GPU, need not be
+  // fetched. Without a total, set the last values before close().
+  bool due(int64_t n = 1) const;
   // Sets the values at the end of the line; shown from the next time on.
   void set_postfix(
       std::initializer_list<std::pair<std::string_view, double>> values);
@@ -99,6 +102,8 @@ class ProgressBar {
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool interval_has_passed() const;
+  bool reaches_total(int64_t n) const;
   void show(Clock::time_point now);
   std::string state_line(Clock::time_point now, int width) const;
   void clear() const;

@@ -67,6 +67,30 @@ TEST(StatusBoard, WhatOneProcessPublishesAnotherReads) {
   EXPECT_TRUE(other.read(0));
 }
 
+TEST(StatusBoard, TheLastEventsAreKept) {
+  StatusBoard board = StatusBoard::create(1);
+  const StatusBoard other = another(board);
+  EXPECT_TRUE(other.events_after(0).empty());
+  board.add_event("rank 1 failed: exit code 3");
+  board.add_event("the job has ended well", /*ends=*/true);
+  const auto two = other.events_after(0);
+  ASSERT_EQ(two.size(), 2u);
+  EXPECT_EQ(two[0].number, 1);
+  EXPECT_EQ(two[0].ends, 0);
+  EXPECT_EQ(two[0].text.view(), "rank 1 failed: exit code 3");
+  EXPECT_GT(two[0].time_ns, 0);
+  EXPECT_EQ(two[1].ends, 1);
+  ASSERT_EQ(other.events_after(1).size(), 1u);
+  EXPECT_TRUE(other.events_after(2).empty());
+
+  for (int i = 3; i <= 20; ++i) board.add_event(std::to_string(i));
+  const auto last = other.events_after(1);
+  ASSERT_EQ(last.size(), static_cast<size_t>(StatusBoard::kEvents));
+  EXPECT_EQ(last.front().text.view(), "13");
+  EXPECT_EQ(last.back().text.view(), "20");
+  EXPECT_FALSE(other.read(0)) << "no worker has published";
+}
+
 TEST(StatusBoard, AReaderSeesNoPartOfAnUpdate) {
   StatusBoard board = StatusBoard::create(1);
   StatusBoard other = another(board);

@@ -169,11 +169,13 @@ class FakeProfiler final : public ProfileOnDemand {
     if (!asked) return {};
     return {ProfileState::failed, "words of " + asked->folder};
   }
+  void stop() override { ++stops; }
   void on_step(int64_t /*step*/) noexcept override {}
   void end() noexcept override { ++ends; }
 
   mutable std::mutex mutex;
   std::optional<Request> asked;
+  std::atomic<int> stops = 0;
   int ends = 0;
 };
 
@@ -195,6 +197,10 @@ TEST(StatusPublisher, PassesAProfileOnAndItsOutcomeBack) {
     board.ask_profile(milliseconds(70), 8);
     ASSERT_TRUE(comes_true([&] { return board.read(1)->profile == 2; }));
     EXPECT_EQ(board.read(1)->profile_words.view(), "words of /folder/profile2");
+    EXPECT_EQ(profiler.stops, 0);
+    board.stop_profile(1);  // another one
+    board.stop_profile(2);
+    EXPECT_TRUE(comes_true([&] { return profiler.stops > 0; }));
   }
   ProfileOnDemand::provide(nullptr);
   EXPECT_EQ(profiler.ends, 1);

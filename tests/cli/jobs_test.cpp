@@ -9,10 +9,12 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -34,7 +36,9 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -83,6 +87,7 @@ TEST_F(Jobs, WorkersThatAreNoProgramsOfLockstepHaveAState) {
   do {
     status = status_of("states");
   } while (status["workers"][2]["state"] != "done" && !deadline.expired());
+  EXPECT_EQ(status["format"], 1);
   EXPECT_EQ(status["run_id"], "states");
   EXPECT_EQ(status["state"], "running");
   EXPECT_EQ(status["world_size"], 3);
@@ -207,6 +212,54 @@ TEST_F(Jobs, TheRankForWhichTheOthersWaitIsNamed) {
   job->await_error("it/s, waits for rank 1]");
   EXPECT_THAT(text.out, HasSubstr("it/s"));
   end(*job);
+}
+
+// `lockstep status` refused when several jobs ran, in one line of all of them.
+TEST_F(Jobs, AllJobsAreListed) {
+  auto one = start_job("listed_1", {"--nproc-per-node=2", "--max-restarts=3",
+                                    "sh", "-c", "echo ready; exec sleep 60"});
+  auto two = start_job("listed_2", {"sh", "-c", "echo ready; exec sleep 60"});
+  one->await_output("ready", 2);
+  two->await_output("ready");
+  // Without JOB, status prints the list. Other tests' jobs may be in it.
+  for (const char* command : {"jobs", "status"}) {
+    const auto list = run_command({command});
+    EXPECT_EQ(list.exit_code, 0) << list.err;
+    EXPECT_THAT(list.out,
+                ContainsRegex("^ *job +run id +state +for +workers +restarts "
+                              "+program\n"));
+    EXPECT_THAT(list.out, ContainsRegex(" *" + std::to_string(one->pid()) +
+                                        " +listed_1 +running +00:0.:.. +2 of 2 "
+                                        "+0 of 3 +sh -c echo ready"));
+    EXPECT_THAT(list.out,
+                ContainsRegex(std::to_string(two->pid()) +
+                              " +listed_2 +running .*1 of 1 +0 of 0"));
+    EXPECT_THAT(list.out, Not(HasSubstr("\033")));
+  }
+  EXPECT_EQ(run_command({"status", "--json"}).exit_code, 2)
+      << "programs expect one job";
+
+  const json all = json::parse(run_command({"jobs", "--json"}).out);
+  EXPECT_EQ(all["format"], 1);
+  const auto found = std::ranges::find_if(
+      all["jobs"], [](const json& job) { return job["run_id"] == "listed_1"; });
+  ASSERT_NE(found, all["jobs"].end());
+  EXPECT_EQ((*found)["name"], std::to_string(one->pid()));
+  EXPECT_EQ((*found)["launcher_pid"], one->pid());
+  EXPECT_EQ((*found)["workers"], 2);
+  EXPECT_EQ((*found)["workers_running"], 2);
+  EXPECT_EQ((*found)["max_restarts"], 3);
+  EXPECT_EQ((*found)["program"][0], "sh");
+
+  // A job whose agent is stopped is in the list.
+  const pid_t agent = (*found)["agent_pid"];
+  kill(agent, SIGSTOP);
+  const auto list = run_command({"jobs"});
+  kill(agent, SIGCONT);
+  EXPECT_THAT(list.out, ContainsRegex("listed_1 +no answer +- .*lockstep run"));
+  end(*one);
+  end(*two);
+  EXPECT_THAT(run_command({"jobs"}).out, Not(HasSubstr("listed_1")));
 }
 
 TEST_F(Jobs, AJobThatIsNotThereIsOneLine) {
@@ -348,6 +401,7 @@ TEST_F(Jobs, TheAgentOutlivesEveryQuestion) {
         "{\"question\": \"attach\", \"local_rank\": 1}",
         "{\"question\": \"attach\", \"local_rank\": \"0\"}",
         "{\"question\": \"watch\"}",
+        "{\"question\": \"stop_profile\"}",
         "{\"question\": \"watch\", \"milliseconds\": -5}",
         "{\"question\": \"watch\", \"milliseconds\": 1e300}",
         "{\"question\": \"profile\", \"milliseconds\": 0}"}) {
@@ -406,7 +460,9 @@ TEST_F(Jobs, AProfileIsOneTraceOfEachRankAndAReport) {
   int files = 0;
   for (const auto& file : fs::directory_iterator(scratch() / "traces")) {
     ++files;
-    const json trace = json::parse(read_file(file.path()));
+    EXPECT_THAT(file.path().string(), EndsWith(".trace.json.gz"));
+    const json trace = json::parse(
+        run_program({"/bin/gzip", "-dc", file.path().string()}).out);
     int steps = 0;
     int products = 0;
     int spans = 0;
@@ -449,6 +505,40 @@ TEST_F(Jobs, ARankThatCannotBeProfiledIsNamedAndSaysWhy) {
               AllOf(HasSubstr("rank 0 wrote no trace: it says nothing"),
                     HasSubstr("rank 1 wrote no trace: it says nothing")));
   EXPECT_TRUE(fs::is_empty(scratch()));
+  end(*job);
+}
+
+// Ctrl-C lost what the ranks had recorded.
+TEST_F(Jobs, AProfileThatIsEndedEarlyKeepsWhatItHas) {
+  auto job = start_training("interrupted");
+  const fs::path attempt =
+      std::string(status_of("interrupted")["attempt_directory"]);
+  RunningProgram profile(
+      {LOCKSTEP_BIN_DIR "/lockstep", "profile", "interrupted", "--seconds=3600",
+       "--output", (scratch() / "traces").string()},
+      {});
+  // A rank makes this folder when it begins to record.
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (!fs::exists(attempt / "profile1") && !deadline.expired()) {
+    ::usleep(1000);
+  }
+  // Until both have recorded steps.
+  const int64_t steps = status_of("interrupted")["workers"][0]["steps"];
+  while (status_of("interrupted")["workers"][1]["steps"] < steps + 5 &&
+         !deadline.expired()) {
+  }
+  profile.signal(SIGINT);
+  const auto result = profile.finish(seconds(60));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the ranks write what they have recorded"));
+  EXPECT_THAT(result.out, HasSubstr("goodput"));
+  int files = 0;
+  for (const auto& file : fs::directory_iterator(scratch() / "traces")) {
+    EXPECT_GT(fs::file_size(file), 0u);
+    ++files;
+  }
+  EXPECT_EQ(files, 2);
+  EXPECT_FALSE(fs::exists(attempt / "profile1"));
   end(*job);
 }
 
@@ -530,6 +620,7 @@ TEST_F(Jobs, StacksOfAllThreadsSayWhereARankIs) {
   const auto result = run_command({"stacks", "--json", "stuck"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json all = json::parse(result.out);
+  EXPECT_EQ(all["format"], 1);
   ASSERT_EQ(all["ranks"].size(), 3u);
   for (const json& rank : all["ranks"]) {
     const bool waits = rank["rank"] != 1;
@@ -587,10 +678,10 @@ class Metrics : public Jobs {
   void start_with_metrics(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "--metrics-port=0");
     job_ = start_job("metrics", std::move(arguments));
-    constexpr std::string_view kPlace = "metrics: http://127.0.0.1:";
-    job_->await_error("/metrics\n");
+    job_->await_error("/metrics");
     const std::string err = job_->err();
-    port_ = std::stoi(err.substr(err.find(kPlace) + kPlace.size()));
+    const std::string place = err.substr(0, err.find("/metrics"));
+    port_ = std::stoi(place.substr(place.rfind(':') + 1));
   }
   FileDescriptor connect() const {
     FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -622,7 +713,9 @@ class Metrics : public Jobs {
               static_cast<ssize_t>(request.size()));
     return response(socket);
   }
-  std::string metrics() const { return ask("GET /metrics HTTP/1.1\r\n\r\n"); }
+  std::string metrics(const std::string& headers = "") const {
+    return ask("GET /metrics HTTP/1.1\r\n" + headers + "\r\n");
+  }
 
   std::unique_ptr<RunningProgram> job_;
   int port_ = 0;
@@ -655,8 +748,7 @@ TEST_F(Metrics, EveryRequestHasAnAnswerAndDelaysNobody) {
   EXPECT_THAT(ask("GET /metrics?name=x HTTP/1.0\r\nA: b\r\n\r\n"),
               StartsWith("HTTP/1.1 200 "));
   const std::string head = ask("HEAD /metrics HTTP/1.1\r\n\r\n");
-  EXPECT_THAT(head, AllOf(StartsWith("HTTP/1.1 200 "),
-                          ::testing::EndsWith("\r\n\r\n")));
+  EXPECT_THAT(head, AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("\r\n\r\n")));
   EXPECT_THAT(ask("POST /metrics HTTP/1.1\r\n\r\n"),
               StartsWith("HTTP/1.1 405 "));
   EXPECT_THAT(ask("nonsense\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
@@ -687,6 +779,77 @@ TEST_F(Metrics, APortThatCannotBeHadIsOneLine) {
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("--metrics-port"));
   end(*job_);
+}
+
+// Metrics were served on the loopback interface only, so a Prometheus on
+// another host had none.
+TEST_F(Metrics, OtherHostsReadThemWithATokenOfTheJobsSecret) {
+  const std::string secret = "metrics-metrics-metrics-";
+  set_for_all("LOCKSTEP_JOB_SECRET=" + secret);
+  start_with_metrics(
+      {"--metrics-address=0.0.0.0", "sh", "-c", "echo ready; exec sleep 60"});
+  job_->await_output("ready");
+  EXPECT_THAT(job_->err(), HasSubstr(" with the token of the job's secret\n"));
+  // The command of docs/watching.md.
+  const auto hash = start_program({"/bin/sh", "-c",
+                                   "printf 'lockstep metrics %s' "
+                                   "\"$LOCKSTEP_JOB_SECRET\" | sha256sum | "
+                                   "cut -d' ' -f1"})
+                        ->finish();
+  const std::string token = hash.out.substr(0, hash.out.find('\n'));
+  ASSERT_EQ(token.size(), 64u) << hash.err;
+  for (const std::string& headers :
+       {std::string(), std::string("Authorization: Bearer \r\n"),
+        "Authorization: Bearer " + secret + "\r\n",
+        "Authorization: Bearer " + token + "0\r\n",
+        "Authorization: Basic " + token + "\r\n",
+        "X-Authorization: Bearer " + token + "\r\n"}) {
+    EXPECT_THAT(metrics(headers),
+                AllOf(StartsWith("HTTP/1.1 401 "),
+                      HasSubstr("\r\nWWW-Authenticate: Bearer\r\n"),
+                      Not(HasSubstr("lockstep_world_size"))))
+        << headers;
+  }
+  for (const std::string& headers :
+       {"Host: a\r\nAuthorization: Bearer " + token + "\r\n",
+        "authorization:  bearer " + token + " \r\nAccept: */*\r\n"}) {
+    EXPECT_THAT(metrics(headers), AllOf(StartsWith("HTTP/1.1 200 "),
+                                        HasSubstr("lockstep_world_size")));
+  }
+  end(*job_);
+}
+
+TEST_F(Metrics, OtherHostsReadThemWithoutATokenIfThatIsSaid) {
+  start_with_metrics({"--metrics-address=0.0.0.0", "--metrics-insecure", "sh",
+                      "-c", "echo ready; exec sleep 60"});
+  job_->await_output("ready");
+  EXPECT_THAT(job_->err(), Not(HasSubstr("token")));
+  EXPECT_THAT(metrics(), StartsWith("HTTP/1.1 200 "));
+  end(*job_);
+}
+
+TEST_F(Metrics, AnAddressThatCannotBeServedIsOneLine) {
+  const auto error_of = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"echo", "started"});
+    const auto result = run(options);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(
+      error_of({"--metrics-port=0", "--metrics-address=0.0.0.0"}),
+      AllOf(HasSubstr("LOCKSTEP_JOB_SECRET"), HasSubstr("--metrics-insecure")));
+  EXPECT_THAT(error_of({"--metrics-address=0.0.0.0"}),
+              HasSubstr("are for --metrics-port"));
+  EXPECT_THAT(error_of({"--metrics-insecure"}),
+              HasSubstr("are for --metrics-port"));
+  EXPECT_THAT(error_of({"--metrics-port=0", "--metrics-address=192.0.2.1",
+                        "--metrics-insecure"}),
+              HasSubstr("--metrics-address 192.0.2.1 is not an address of this "
+                        "host"));
+  EXPECT_THAT(error_of({"--metrics-port=0", "--metrics-address=no host"}),
+              HasSubstr("no host"));
 }
 
 TEST_F(Metrics, FiguresOfGpusAreThereOnceARankHasThem) {
@@ -921,7 +1084,8 @@ TEST_F(Jobs, TopShowsPicturesUntilTheUserEndsIt) {
     end(*job);
     EXPECT_EQ(top.finish(), 0);
     EXPECT_THAT(top.shown(), AllOf(HasSubstr("\033[?1049l"),
-                                   HasSubstr("lockstep top: the job")));
+                                   HasSubstr("lockstep top: the job"),
+                                   HasSubstr("SIGTERM ended the job")));
   }
 }
 
@@ -950,14 +1114,79 @@ TEST_F(Jobs, TopGivesTheTerminalBackWhileItIsStopped) {
   end(*job);
 }
 
+TEST_F(Jobs, TopScrollsAndSorts) {
+  auto job = start_job(
+      "many", {"--nproc-per-node=12", "sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready", 12);
+  OnTerminal top({"/usr/bin/env", "TERM=xterm", LOCKSTEP_BIN_DIR "/lockstep",
+                  "top", "--interval=100", "many"},
+                 12, 80);
+  ASSERT_TRUE(top.await_text("workers 1 to 5 of 12")) << top.shown();
+  EXPECT_THAT(top.shown(), HasSubstr("\033[1mrank"))
+      << "a terminal has colours";
+  top.type("j");
+  EXPECT_TRUE(top.await_text("workers 2 to 6 of 12"));
+  top.type("\033[6~");  // page down
+  EXPECT_TRUE(top.await_text("workers 7 to 11 of 12"));
+  top.type("\033[B");
+  EXPECT_TRUE(top.await_text("workers 8 to 12 of 12"));
+  top.type("\033[B");  // the last one stays at the end
+  top.type("g");
+  EXPECT_TRUE(top.await_text("workers 1 to 5 of 12"));
+  top.forget();
+  top.type("r");
+  EXPECT_TRUE(top.await_text("\r\n  11  ")) << top.shown();
+  top.type("s");
+  EXPECT_TRUE(top.await_text("s: sort (now by pid)"));
+  top.type("q");
+  EXPECT_EQ(top.finish(), 0);
+  end(*job);
+}
+
+TEST_F(Jobs, TopSaysWhatHappensAndWhatEndedTheJob) {
+  ASSERT_EQ(mkfifo((scratch() / "code").c_str(), 0600), 0);
+  const FileDescriptor codes(open((scratch() / "code").c_str(), O_RDWR));
+  const auto fail = [&](std::string_view code) {
+    EXPECT_EQ(write(codes.get(), code.data(), code.size()),
+              static_cast<ssize_t>(code.size()));
+  };
+  auto job = start_job(
+      "eventful",
+      {"--nproc-per-node=2", "--max-restarts=1", "sh", "-c",
+       "echo ready; [ $RANK = 1 ] && read -r code < " +
+           (scratch() / "code").string() + " && exit $code; exec sleep 60"});
+  job->await_output("ready", 2);
+  OnTerminal top(
+      {"/usr/bin/env", "NO_COLOR=1", "TERM=xterm", LOCKSTEP_BIN_DIR "/lockstep",
+       "top", "--interval=100", "eventful"},
+      24, 100);
+  ASSERT_TRUE(top.await_text("rank  ")) << top.shown();
+  EXPECT_THAT(top.shown(), Not(HasSubstr("\033[1m")));
+  const pid_t worker = status_of("eventful")["workers"][0]["pid"];
+  kill(worker, SIGSTOP);
+  EXPECT_TRUE(top.await_text("rank 0: stopped (was running)")) << top.shown();
+  kill(worker, SIGCONT);
+  EXPECT_TRUE(top.await_text("rank 0: running (was stopped)"));
+  fail("3\n");
+  EXPECT_TRUE(top.await_text("rank 1 failed")) << top.shown();
+  EXPECT_TRUE(top.await_text("restart 1 of 1"));
+  job->await_output("ready", 4);
+  fail("4\n");
+  EXPECT_EQ(top.finish(), 0);
+  const std::string end = top.shown().substr(top.shown().rfind("lockstep top"));
+  EXPECT_THAT(end, AllOf(HasSubstr("(run id eventful) has ended: "),
+                         HasSubstr("rank 1 failed"), HasSubstr("4")));
+  EXPECT_EQ(job->finish().exit_code, 4);
+}
+
 TEST_F(Jobs, TopNeedsATerminal) {
   auto job = start_job("piped", {"sh", "-c", "echo ready; exec sleep 60"});
   job->await_output("ready");
   const auto result = run_command({"top", "piped"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.err,
-            "lockstep top: stdout is no terminal; lockstep status prints the "
-            "same once\n");
+            "lockstep top: stdout is not a terminal; lockstep status prints "
+            "the same once\n");
   const auto often = run_command({"top", "--interval=5", "piped"});
   EXPECT_EQ(often.exit_code, 2);
   EXPECT_THAT(often.err, HasSubstr("--interval"));

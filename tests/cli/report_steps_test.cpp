@@ -8,6 +8,7 @@
 
 #include "lockstep/cli/report/activity.h"
 #include "lockstep/cli/report/interval.h"
+#include "lockstep/cli/report/operator_flops.h"
 #include "lockstep/cli/report/step_time.h"
 #include "lockstep/cli/report/straggler.h"
 
@@ -383,6 +384,112 @@ TEST(Straggler, AreNotRanksThatAreSlowInTurnNorOnesSlowOnce) {
 }
 
 // What is little of a step is no matter, how ever much it is of the own time.
+// Ranks whose own times vary by chance: one of them is a little slower in the
+// mean, and was called a straggler.
+TEST(Straggler, IsNotNoise) {
+  std::vector<StepTime> first;
+  std::vector<StepTime> second;
+  for (const int64_t more : {40, -20, 40, -20, 40, -10, 35, -15, 40, -20}) {
+    first.push_back(step_of(50 + more, 50 - more));
+    second.push_back(step_of(50, 50));
+  }
+  const Balance noise = compare_ranks({{0, first}, {1, second}});
+  EXPECT_THAT(noise.stragglers, IsEmpty());
+  EXPECT_EQ(noise.lost_ns, 0);
+  ASSERT_EQ(noise.doubtful.size(), 1u);
+  EXPECT_EQ(noise.doubtful[0].rank, 0);
+  EXPECT_EQ(noise.doubtful[0].own_ns - noise.doubtful[0].others_ns, 11);
+  EXPECT_NEAR(static_cast<double>(noise.doubtful[0].spread_ns), 29, 2);
+
+  // If it is slower by as much as that varies, it is one.
+  for (StepTime& step : first) step.compute += 20;
+  const Balance slow = compare_ranks({{0, first}, {1, second}});
+  ASSERT_EQ(slow.stragglers.size(), 1u);
+  EXPECT_THAT(slow.doubtful, IsEmpty());
+  EXPECT_NEAR(static_cast<double>(slow.stragglers[0].spread_ns), 29, 2);
+}
+
+// Few reports may name one of several ranks that vary by a fifth of a step.
+TEST(Straggler, IsSeldomFoundAmongEqualRanks) {
+  std::mt19937 engine(7);
+  std::normal_distribution<double> own(500, 200);
+  for (const int world : {2, 4, 8}) {
+    int named = 0;
+    for (int report = 0; report < 400; ++report) {
+      std::vector<RankSteps> ranks;
+      for (int rank = 0; rank < world; ++rank) {
+        ranks.push_back({rank, {}});
+        for (int step = 0; step < 20; ++step) {
+          const auto time = static_cast<int64_t>(own(engine));
+          ranks.back().steps.push_back(step_of(time, 1000 - time));
+        }
+      }
+      if (!compare_ranks(ranks).stragglers.empty()) ++named;
+    }
+    EXPECT_LT(named, 25) << world;
+  }
+}
+
+TEST(OperatorFlops, AreThoseOfProductsAndConvolutions) {
+  const auto flops = [](const char* name,
+                        std::vector<std::vector<double>> sizes,
+                        std::vector<std::string> values = {}) {
+    return operator_flops(name, {std::move(sizes), std::move(values)});
+  };
+  EXPECT_EQ(flops("aten::mm", {{2, 3}, {3, 4}}), 2 * 2 * 3 * 4);
+  EXPECT_EQ(flops("aten::baddbmm", {{5}, {6, 2, 3}, {6, 3, 4}}),
+            2 * 6 * 2 * 3 * 4);
+  EXPECT_EQ(flops("aten::mm", {{2, 3}}), 0);
+  EXPECT_EQ(flops("aten::relu", {{2, 3}, {3, 4}}), 0);
+
+  // Two images of 4 channels, 8 by 8; 8 kernels in two groups, 3 by 3, which
+  // give 4 by 4 places each.
+  const std::vector<std::vector<double>> sizes{
+      {2, 4, 8, 8}, {8, 2, 3, 3}, {8}, {}, {}, {}, {}, {}, {}};
+  const double forward = 2.0 * (2 * 8 * 4 * 4) * (2 * 3 * 3);
+  EXPECT_EQ(
+      flops("aten::convolution", sizes,
+            {"", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "2"}),
+      forward);
+  EXPECT_EQ(flops("aten::convolution", sizes,
+                  {"", "", "", "[2]", "[1]", "[1]", "False", "[0]", "2"}),
+            forward);
+  // A transposed one: each place of the input meets 4 by 2 by 2 weights.
+  EXPECT_EQ(
+      flops("aten::convolution",
+            {{2, 8, 4, 4}, {8, 4, 2, 2}, {4}, {}, {}, {}, {}, {}, {}},
+            {"", "", "", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"}),
+      2.0 * (2 * 8 * 4 * 4) * (4 * 2 * 2));
+  const auto backward = [&](const char* mask) {
+    return flops("aten::convolution_backward",
+                 {{2, 8, 4, 4},
+                  {2, 4, 8, 8},
+                  {8, 2, 3, 3},
+                  {},
+                  {},
+                  {},
+                  {},
+                  {},
+                  {},
+                  {},
+                  {}},
+                 {"", "", "", "[8]", "[2, 2]", "[1, 1]", "[1, 1]", "False",
+                  "[0, 0]", "2", mask});
+  };
+  EXPECT_EQ(backward("[True, True, True]"), 2 * forward);
+  EXPECT_EQ(backward("[False, True, True]"), forward);
+  EXPECT_EQ(backward("[True, False, False]"), forward);
+  EXPECT_EQ(backward("[False, False, True]"), 0);
+  // A trace may have the sizes alone, or anything else.
+  EXPECT_EQ(flops("aten::convolution", sizes), 0);
+  EXPECT_EQ(flops("aten::convolution", sizes,
+                  {"", "", "", "[0, 0]", "x", "[]", "False", "", ""}),
+            0);
+  EXPECT_EQ(flops("aten::convolution_backward", sizes,
+                  {"", "", "", "", "", "", "", "", "", "", "True"}),
+            0);
+}
+
 TEST(Straggler, IsMoreThanAFewPerCentOfAStepSlower) {
   EXPECT_THAT(
       compare_ranks({{0, {step_of(8, 92)}}, {1, {step_of(4, 96)}}}).stragglers,

@@ -172,6 +172,7 @@ TEST_F(ReportTrace, SharesOfAStepAreThoseWorkedOutByHand) {
   EXPECT_EQ(document.at("stragglers"), json::array({{{"rank", 1},
                                                      {"own_ns", 90'000},
                                                      {"others_ns", 80'000},
+                                                     {"spread_ns", 0},
                                                      {"reason", "compute"},
                                                      {"reason_ns", 10'000},
                                                      {"slower_steps", 2}}}));
@@ -213,6 +214,52 @@ TEST_F(ReportTrace, OperationsAreTakenFromTheTraceOrFromTheSizesOfProducts) {
   EXPECT_DOUBLE_EQ(report_json().at("flops_per_second"), flops / 100e-6);
   EXPECT_THAT(report().out,
               HasSubstr("model: 12 GFLOP/s, 12 GFLOP/s a rank\n"));
+}
+
+TEST_F(ReportTrace, ConvolutionsAreCountedOrTheReportSaysThatTheyAreNot) {
+  json events = step_events(1, 0, 30);
+  events[2]["args"] = {{"Input Dims", json::parse("[[100,20],[20,50]]")}};
+  events.push_back(event("aten::convolution", "cpu_op", 60, 65));
+  write_rank(0, trace(0, 1, events));
+  EXPECT_THAT(report().out,
+              HasSubstr(" a rank, without the convolutions: record their sizes "
+                        "(record_shapes)\n"));
+  EXPECT_EQ(report_json().at("uncounted_convolutions"), 1);
+  events.back()["args"] = {
+      {"Input Dims",
+       json::parse("[[2,4,8,8],[8,2,3,3],[8],[],[],[],[],[],[]]")},
+      {"Concrete Inputs", json::parse(R"(["", "", "", "[2, 2]", "[1, 1]",
+          "[1, 1]", "False", "[0, 0]", "2"])")}};
+  write_rank(0, trace(0, 1, events));
+  EXPECT_THAT(report().out, HasSubstr(" a rank\n"));
+  const double flops = 2.0 * 100 * 20 * 50 + 2.0 * 2 * 8 * 4 * 4 * 2 * 3 * 3;
+  EXPECT_DOUBLE_EQ(report_json().at("flops_per_second"), flops / 100e-6);
+}
+
+TEST_F(ReportTrace, OperatorsAreListedByTheirOwnTime) {
+  const json step = event("ProfilerStep#1", "user_annotation", 0, 100);
+  write_rank(
+      0, trace(0, 1,
+               {step, event("aten::linear", "cpu_op", 0, 50),
+                event("aten::addmm", "cpu_op", 5, 35),
+                event("aten::relu", "cpu_op", 50, 60),
+                event("aten::relu", "cpu_op", 70, 75),
+                event("lockstep::comm::all_reduce", "user_annotation", 80, 95),
+                // Outside of all steps.
+                event("aten::mm", "cpu_op", 200, 300)}));
+  EXPECT_THAT(report().out, HasSubstr("\n"
+                                      "operator, by itself  calls     time  of "
+                                      "a step\n"
+                                      "aten::addmm            1.0  30.0 us    "
+                                      "30.0 %\n"
+                                      "aten::linear           1.0  20.0 us    "
+                                      "20.0 %\n"
+                                      "aten::relu             2.0  15.0 us    "
+                                      "15.0 %\n"));
+  const json operators = report_json().at("operators");
+  ASSERT_EQ(operators.size(), 3u);
+  EXPECT_EQ(operators[2],
+            json({{"name", "aten::relu"}, {"calls", 2}, {"self_ns", 15'000}}));
 }
 
 TEST_F(ReportTrace, CyclesOfARankAreItsStepsTogether) {

@@ -110,6 +110,25 @@ TEST(ScalingTables, ComparesMediansWithOneProcess) {
   // In one round it was not met.
   EXPECT_FALSE(strong[2].target_s);
   EXPECT_EQ(cells_of(tables[1], "loss<=1")[3].back(), "not met");
+
+  EXPECT_EQ(result_text(tables),
+            "2 ranks train 1.60 times as fast as one (80 % of ideal), and 1.33 "
+            "times as fast as one process with 2 threads. 2 ranks train 1.30 "
+            "times as fast as one (65 % of ideal), and 1.44 times as fast as "
+            "one process with 2 threads, if they divide the batch of one "
+            "process.");
+  EXPECT_EQ(result_text(make_tables({cases[0]}, {measured[0]})),
+            "Only one process was measured, with 100 samples/s.");
+}
+
+TEST(ScalingTables, ABusyMachineIsWarnedAbout) {
+  const auto warning = [](double load, int cores) {
+    return load_warning({{"cores", cores}, {"load_before", load}});
+  };
+  EXPECT_EQ(warning(0, 2), "");
+  EXPECT_EQ(warning(0.39, 2), "");
+  EXPECT_THAT(warning(1.5, 2), HasSubstr("a load of 1.50 on 2 cores"));
+  EXPECT_EQ(warning(1.5, 64), "");
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -98,7 +99,17 @@ TEST_F(ScalingReport, MeasuresATrainingWithRanksAndThreads) {
   EXPECT_EQ(order[4], "1 1 process, 2 threads strong");
   EXPECT_EQ(order[5], "2 1 rank weak");
 
+  EXPECT_THAT(result.out, HasSubstr("2 ranks train "));
   const std::string html = read_file(page);
+  EXPECT_THAT(html, AllOf(HasSubstr("<p>2 ranks train "),
+                          HasSubstr(" times as fast as one ("),
+                          HasSubstr("; Lockstep "), HasSubstr("LibTorch 2."),
+                          ContainsRegex("20..-..-..T..:..:..")))
+      << "the result, the date and the versions";
+  EXPECT_THAT(html, AllOf(HasSubstr("prefers-color-scheme: dark"),
+                          HasSubstr("width=device-width, initial-scale=1"),
+                          HasSubstr("<div class=\"wide\"><svg")))
+      << "for dark and for narrow screens";
   EXPECT_THAT(html,
               AllOf(HasSubstr("<!DOCTYPE html>"), HasSubstr("Weak scaling"),
                     HasSubstr("loss&lt;=0.1"), Not(HasSubstr("src=")),
@@ -115,6 +126,17 @@ TEST_F(ScalingReport, MeasuresATrainingWithRanksAndThreads) {
     const std::string scaling = pictures == 0 ? "weak" : "strong";
     EXPECT_THAT(curves, ElementsAre(scaling + "-ideal", scaling + "-ranks",
                                     scaling + "-threads"));
+    // What is ideal looks different from what was measured.
+    int dots = 0;
+    for (const auto* line : svg.all("polyline")) {
+      const bool is_ideal = line->attributes.at("id") == scaling + "-ideal";
+      EXPECT_EQ(line->attributes.contains("stroke-dasharray"), is_ideal);
+    }
+    for (const auto* dot : svg.all("circle")) {
+      ++dots;
+      EXPECT_NE(dot->attributes.at("fill"), "#999999");
+    }
+    EXPECT_GT(dots, 0);
     ++pictures;
   }
   EXPECT_EQ(pictures, 2);

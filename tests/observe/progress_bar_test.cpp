@@ -177,6 +177,24 @@ TEST(ProgressBar, ATerminalHasOneLineThatChanges) {
   EXPECT_EQ(text.find('\n'), text.size() - 1);
 }
 
+// The bar ended with the values of up to 0.1 s before the last update, because
+// due() was false at that.
+TEST(ProgressBar, TheLastUpdateShowsTheLastValues) {
+  Terminal terminal;
+  ProgressBar bar(5, {.file = terminal.get(), .min_interval = kNever});
+  for (int step = 1; step <= 4; ++step) {
+    EXPECT_EQ(bar.due(2), step == 4) << step;
+    if (bar.due(2)) bar.set_postfix({{"loss", static_cast<double>(step)}});
+    bar.update(step == 4 ? 2 : 1);
+  }
+  // It is shown before the bar is closed.
+  EXPECT_THAT(terminal.text_until("loss=4]\033[K"), HasSubstr("100% 5/5 ["));
+  EXPECT_FALSE(bar.due()) << "the total was reached before";
+  bar.update();
+  bar.close();
+  EXPECT_THAT(terminal.text_until("\r\n"), HasSubstr("6it ["));
+}
+
 TEST(ProgressBar, AFileGetsALineNowAndThenAndOneAtTheEnd) {
   PlainFile file;
   {

@@ -1,9 +1,9 @@
 #include "lockstep/cli/bench/report.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "lockstep/cli/format.h"
+#include "lockstep/cli/machine.h"
 
 namespace lockstep::internal::bench {
 namespace {
@@ -225,13 +225,8 @@ ordered_json to_json(const Configuration& configuration, const Options& options,
 ordered_json document(const Options& options, const ordered_json& machine,
                       const ordered_json& sides, ordered_json results,
                       double seconds) {
-  char date[32];
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S+00:00", &utc);
   return {{"format", kFormat},
-          {"date", date},
+          {"date", utc_date()},
           {"seconds", thousandth(seconds)},
           {"machine", machine},
           {"sides", sides},

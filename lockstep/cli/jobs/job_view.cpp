@@ -1,16 +1,12 @@
 #include "lockstep/cli/jobs/job_view.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
-#include <string_view>
 #include <utility>
 
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/slowest_rank.h"
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/cli/size_text.h"
-#include "lockstep/cli/table.h"
 #include "lockstep/launch/wait_status.h"
 
 namespace lockstep::internal {
@@ -22,14 +18,10 @@ using nlohmann::json;
 constexpr std::chrono::milliseconds kFirstAnswer{500};
 // A rank that has published nothing for so long is silent.
 constexpr int64_t kSilentNs = 2'000'000'000;
+// How long the others must have waited for a rank until it is named.
+constexpr int64_t kLastingNs = 3'000'000'000;
 
 double seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
-
-std::string formatted(const char* format, double value) {
-  char text[48];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
 
 std::string state_of(const WorkerStatus& worker,
                      const std::optional<RankStatus>& rank,
@@ -117,35 +109,6 @@ std::optional<int> slowest(const std::vector<WorkerView>& workers) {
   return slowest_rank(std::move(shares));
 }
 
-std::string duration_text(double value) {
-  const auto whole = static_cast<int64_t>(value);
-  char text[48];
-  std::snprintf(
-      text, sizeof text, "%02ld:%02ld:%02ld", static_cast<long>(whole / 3600),
-      static_cast<long>(whole / 60 % 60), static_cast<long>(whole % 60));
-  return text;
-}
-
-std::string rate_text(const std::optional<double>& rate) {
-  if (!rate) return "-";
-  return formatted(*rate < 100 ? "%.1f" : "%.0f", *rate);
-}
-
-std::string percent_text(const std::optional<double>& share) {
-  return share ? formatted("%.0f %%", 100 * *share) : "-";
-}
-
-std::string program_text(const std::vector<std::string>& arguments) {
-  std::string text;
-  for (const auto& argument : arguments) {
-    text += (text.empty() ? "" : " ") + argument;
-  }
-  text = shown_line(text);
-  constexpr size_t kLongest = 100;
-  if (text.size() > kLongest) text = text.substr(0, kLongest - 3) + "...";
-  return text;
-}
-
 template <class T>
 json or_null(const std::optional<T>& value) {
   return value ? json(*value) : json(nullptr);
@@ -179,68 +142,14 @@ JobView view_of(const JobMoment& before, const JobMoment& now) {
   return view;
 }
 
-std::string view_text(const JobView& view, size_t most_workers) {
-  const JobStatus& job = view.status;
-  const auto running = std::ranges::count_if(
-      job.workers, [](const auto& worker) { return !worker.exit_code; });
-  std::string text =
-      "job " + job.run_id + ": " + program_text(job.program) + "\n" +
-      name_of(job.state) + " for " + duration_text(view.running_seconds) +
-      "; restart " + std::to_string(job.restart) + " of " +
-      std::to_string(job.max_restarts) + "; " + std::to_string(running) +
-      " of " + std::to_string(job.workers.size()) + " workers run";
-  if (job.standby > 0) text += ", " + std::to_string(job.standby) + " stand by";
-  if (job.nnodes > 1) {
-    text += " on this node, which is " + std::to_string(job.node_rank) +
-            " of " + std::to_string(job.nnodes);
+std::optional<int> LastingRank::update(std::optional<int> rank,
+                                       int64_t now_ns) {
+  if (rank != candidate_) {
+    candidate_ = rank;
+    since_ns_ = now_ns;
   }
-  text += "\n\n";
-  // Without GPUs their columns would only be in the way.
-  const bool on_gpus = std::ranges::any_of(
-      view.workers, [](const auto& worker) { return worker.gpus.has_value(); });
-  std::vector<std::vector<std::string>> rows{
-      {"rank", "pid", "state", "steps", "steps/s", "samples/s", "comm", "CPU",
-       "memory", "GPU", "GPU memory", "power", "snapshot", "under way"}};
-  const size_t shown = std::min(most_workers, view.workers.size());
-  for (size_t i = 0; i < shown; ++i) {
-    const WorkerView& worker = view.workers[i];
-    std::string under_way = worker.operation;
-    if (worker.operation_seconds) {
-      under_way += formatted(", %.1f s", *worker.operation_seconds);
-    }
-    rows.push_back(
-        {std::to_string(worker.worker.rank), std::to_string(worker.worker.pid),
-         worker.state, worker.steps ? std::to_string(*worker.steps) : "-",
-         rate_text(worker.steps_per_second),
-         rate_text(worker.samples_per_second), percent_text(worker.comm_share),
-         percent_text(worker.cpu_share),
-         worker.resident_bytes ? size_text(*worker.resident_bytes) : "-",
-         percent_text(worker.gpu_share),
-         worker.gpu_memory_bytes ? size_text(*worker.gpu_memory_bytes) : "-",
-         worker.gpu_watts ? formatted("%.0f W", *worker.gpu_watts) : "-",
-         worker.snapshot_seconds
-             ? duration_text(*worker.snapshot_seconds) + " ago"
-             : "-",
-         under_way.empty() ? "-" : under_way});
-  }
-  std::vector<size_t> right{0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-  if (!on_gpus) {
-    constexpr int kFirst = 9;
-    for (auto& row : rows) row.erase(row.begin() + kFirst, row.begin() + 12);
-    right.resize(kFirst + 1);
-  }
-  text += table_text(rows, right);
-  if (shown < view.workers.size()) {
-    text += "and " + std::to_string(view.workers.size() - shown) + " more\n";
-  }
-  if (view.slowest_rank) {
-    text += "\nThe other ranks wait for rank " +
-            std::to_string(*view.slowest_rank) + ".\n";
-  }
-  for (const WorkerView& worker : view.workers) {
-    if (!worker.progress.empty()) text += "\n" + worker.progress + "\n";
-  }
-  return shown_text(text);
+  if (now_ns - since_ns_ >= kLastingNs) shown_ = candidate_;
+  return shown_;
 }
 
 std::string view_json(const JobView& view) {
@@ -271,7 +180,8 @@ std::string view_json(const JobView& view) {
          {"progress", worker.progress}});
   }
   const JobStatus& job = view.status;
-  const json all{{"run_id", job.run_id},
+  const json all{{"format", 1},
+                 {"run_id", job.run_id},
                  {"program", job.program},
                  {"agent_pid", job.agent_pid},
                  {"host", job.host},

@@ -61,9 +61,21 @@ struct JobView {
 // `before` may be of an earlier attempt; then there are no rates.
 JobView view_of(const JobMoment& before, const JobMoment& now);
 
-// Returns the view as lines of text for people. Lines of workers from
-// `most_workers` on are left out and counted.
-std::string view_text(const JobView& view, size_t most_workers = SIZE_MAX);
+// The rank for which the others wait, in views that are shown one after
+// another: another rank, or none, must have been found for some seconds before
+// it is shown, since the rank changes from moment to moment if all are equally
+// fast.
+class LastingRank {
+ public:
+  // Takes what was found at `now_ns`, and returns what to show.
+  std::optional<int> update(std::optional<int> rank, int64_t now_ns);
+
+ private:
+  std::optional<int> shown_{};
+  std::optional<int> candidate_{};
+  int64_t since_ns_ = INT64_MIN / 2;
+};
+
 // Returns one JSON document, with a newline.
 std::string view_json(const JobView& view);
 

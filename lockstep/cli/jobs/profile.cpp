@@ -1,14 +1,18 @@
 #include "lockstep/cli/jobs/profile.h"
 
+#include <signal.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -26,6 +30,7 @@
 #include "lockstep/cli/report/trace_file_error.h"
 #include "lockstep/cli/report/trace_folder.h"
 #include "lockstep/cli/report/trace_report.h"
+#include "lockstep/cli/stop_signal.h"
 #include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/job_link.h"
 
@@ -78,20 +83,20 @@ struct RanksTraces {
   std::string folder;  // its folder for this profile
 };
 
-// Moves the trace that a rank names to the folder `to`, and returns whether it
-// could. Nothing else can be moved so: the rank may be another user's, and this
+// Moves the trace that a rank names to the folder `to`. Returns its new path; an
+// empty one if it could not. Nothing else can be moved so: the rank may be another user's, and this
 // process root's.
-bool take_trace(const RanksTraces& traces, const fs::path& named,
-                const fs::path& to) {
+fs::path take_trace(const RanksTraces& traces, const fs::path& named,
+                    const fs::path& to) {
   const fs::path name = fs::path(traces.folder) / named.filename();
-  if (named != traces.attempt / name) return false;
+  if (named != traces.attempt / name) return {};
   FileDescriptor from;
   {
     const OwnersRights rights(traces.owner);
     from = open_left_file(traces.attempt, name);
   }
   struct stat facts {};
-  if (!from || ::fstat(from.get(), &facts) != 0) return false;
+  if (!from || ::fstat(from.get(), &facts) != 0) return {};
   const fs::path copy = to / shown_line(named.filename().string());
   const FileDescriptor into = make_own_file(copy);
   // What a rank adds later does not count.
@@ -105,11 +110,28 @@ bool take_trace(const RanksTraces& traces, const fs::path& named,
   std::error_code ignored;
   if (!into || left > 0) {  // the disk is full
     fs::remove(copy, ignored);
-    return false;
+    return {};
   }
   const OwnersRights rights(traces.owner);
   fs::remove(traces.attempt / name, ignored);
-  return true;
+  return copy;
+}
+
+// Compresses a trace, to a tenth or less. Leaves it as it is if that fails.
+void compress(const fs::path& file) {
+  const std::string compressed = file.string() + ".gz";
+  std::ifstream in(file, std::ios::binary);
+  gzFile out = gzopen(compressed.c_str(), "wb3");
+  bool is_whole = out != nullptr && in;
+  std::array<char, 1 << 16> piece;
+  while (is_whole && in.read(piece.data(), piece.size()).gcount() > 0) {
+    const auto count = static_cast<int>(in.gcount());
+    is_whole =
+        gzwrite(out, piece.data(), static_cast<unsigned>(count)) == count;
+  }
+  if (out != nullptr) is_whole = gzclose(out) == Z_OK && is_whole;
+  std::error_code ignored;
+  fs::remove(is_whole && in.eof() ? file : fs::path(compressed), ignored);
 }
 
 // What became of one rank's profile.
@@ -150,15 +172,33 @@ std::optional<Outcome> outcome_of(const WorkerStatus& worker,
   return failed("it was restarted, or did not finish in time");
 }
 
+// Waits for the outcomes of all ranks. A signal ends the profile, and this
+// waits on until the ranks have written what they have; throws Interrupted at
+// another.
 std::vector<Outcome> await_outcomes(JobLink& link, int64_t number,
-                                    const Deadline& deadline) {
+                                    milliseconds duration, milliseconds wait,
+                                    const StopSignal& stop) {
+  Deadline deadline = Deadline::after(duration + wait);
+  bool is_stopped = false;
   while (true) {
+    try {
+      stop.check();
+    } catch (const Interrupted&) {
+      if (is_stopped) throw;
+      is_stopped = true;
+      write_message(kProfileName,
+                    "the ranks write what they have recorded; a second signal "
+                    "ends this at once");
+      link.stop_profile(number);
+      deadline = Deadline::after(wait);
+    }
     const JobStatus status = link.watch();
     std::vector<Outcome> outcomes;
     for (const WorkerStatus& worker : status.workers) {
-      auto outcome =
-          outcome_of(worker, link.board().read(worker.local_rank), number,
-                     link.board().last_profile().number, deadline.expired());
+      const auto rank = link.board().read(worker.local_rank);
+      const bool late = deadline.expired() || (is_stopped && !rank);
+      auto outcome = outcome_of(worker, rank, number,
+                                link.board().last_profile().number, late);
       if (outcome) outcomes.push_back(std::move(*outcome));
     }
     if (outcomes.size() == status.workers.size()) return outcomes;
@@ -191,6 +231,7 @@ void require_no_recording(JobLink& link, const JobStatus& status) {
 }
 
 int profile(const ProfileArguments& arguments) {
+  const StopSignal stop;
   const milliseconds duration = time_of("--seconds", arguments.seconds);
   const milliseconds wait = time_of("--wait", arguments.wait);
   JobLink link(find_job(job_argument(arguments.job)), /*keeps_root=*/true);
@@ -205,8 +246,16 @@ int profile(const ProfileArguments& arguments) {
   }
   make_empty_folder(folder);
   const int64_t number = link.ask_profile(duration, first_step(now));
-  const auto outcomes =
-      await_outcomes(link, number, Deadline::after(duration + wait));
+  std::vector<Outcome> outcomes;
+  try {
+    outcomes = await_outcomes(link, number, duration, wait, stop);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(folder, ignored);  // it is empty
+    throw;
+  }
+  // From here on a signal may end the command as it likes.
+  sigprocmask(SIG_SETMASK, &stop.original_mask(), nullptr);
   bool all = true;
   size_t written = 0;
   const RanksTraces made{link.owner(), now.status.attempt_directory,
@@ -216,7 +265,9 @@ int profile(const ProfileArguments& arguments) {
       all = false;
       write_message(kProfileName, "rank " + std::to_string(outcome.rank) +
                                       " wrote no trace: " + outcome.words);
-    } else if (take_trace(made, outcome.words, folder)) {
+    } else if (const fs::path trace = take_trace(made, outcome.words, folder);
+               !trace.empty()) {
+      compress(trace);
       ++written;
     } else {
       all = false;
@@ -248,6 +299,8 @@ int profile(const ProfileArguments& arguments) {
 int profile_or_explain(const ProfileArguments& arguments) {
   try {
     return profile(arguments);
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal();
   } catch (const std::invalid_argument& error) {
     write_message(kProfileName, error.what());
     return kUsageError;
@@ -265,7 +318,9 @@ void add_profile_command(CLI::App& app, int& exit_code) {
   command->formatter(make_help_formatter(
       "lockstep profile [--seconds S] [--output DIR] [JOB]\n"
       "  Each rank on this host records whole steps for S seconds, from its "
-      "next step on,\n  and writes a trace. JOB is a run id, or the process id "
+      "next step on,\n  and writes a trace; Ctrl-C ends that early and keeps "
+      "what "
+      "there is. JOB is a run id, or the process id "
       "of a lockstep run; without\n  it, the only job.\n"
       "Examples:\n"
       "  lockstep profile\n"

@@ -84,7 +84,8 @@ std::string json_of(const JobStacks& all) {
          {"flight_record", rank.flight_record},
          {"threads", json::parse(to_json(rank.threads))}});
   }
-  const json document{{"run_id", all.run_id}, {"ranks", std::move(ranks)}};
+  const json document{
+      {"format", 1}, {"run_id", all.run_id}, {"ranks", std::move(ranks)}};
   return document.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 

@@ -1,6 +1,7 @@
 #include "lockstep/cli/jobs/status.h"
 
 #include <chrono>
+#include <iostream>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -8,7 +9,8 @@
 
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
-#include "lockstep/cli/jobs/job_view.h"
+#include "lockstep/cli/jobs/jobs.h"
+#include "lockstep/cli/jobs/view_text.h"
 #include "lockstep/launch/exit_code.h"
 
 namespace lockstep::internal {
@@ -20,11 +22,22 @@ constexpr std::chrono::milliseconds kRateTime{1'000};
 
 int print_status(const std::string& job, bool as_json) {
   try {
+    // JSON is for programs, which expect the document of one job.
+    if (const auto all = running_jobs();
+        job.empty() && all.size() > 1 && !as_json) {
+      write_output(jobs_text(all) + "\nlockstep status JOB shows one of them.\n");
+      return 0;
+    }
     JobLink link(find_job(job_argument(job)));
     const JobMoment before = look_at(link);
     std::this_thread::sleep_for(kRateTime);
     const JobView view = view_of(before, look_at(link));
-    write_output(as_json ? view_json(view) : view_text(view));
+    if (as_json) {
+      write_output(view_json(view));
+    } else {
+      // Its lines are safe for a terminal, and may have colours.
+      std::cout << view_text(view, stdout_has_colours()) << std::flush;
+    }
     return 0;
   } catch (const std::invalid_argument& error) {
     write_message(kStatusName, error.what());
@@ -43,8 +56,8 @@ void add_status_command(CLI::App& app, int& exit_code) {
   status->formatter(make_help_formatter(
       "lockstep status [--json] [JOB]\n"
       "  JOB is a run id, or the process id of a lockstep run on this host; "
-      "without it,\n  the only job. Takes a second, from which rates are "
-      "counted.\n"
+      "without it,\n  the only job, or a list if there are several (lockstep "
+      "jobs). Takes a second,\n  from which rates are counted.\n"
       "Examples:\n"
       "  lockstep status\n"
       "  lockstep status 4711 --json\n"

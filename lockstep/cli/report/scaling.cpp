@@ -172,7 +172,13 @@ int report_scaling(const ScalingArguments& arguments,
                        .target = arguments.target,
                        .rounds = rounds,
                        .machine = machine_facts(),
+                       .date = utc_date(),
+                       .lockstep = LOCKSTEP_VERSION,
+                       .torch = LOCKSTEP_TORCH_VERSION,
                        .tables = {}};
+  if (const std::string busy = load_warning(result.machine); !busy.empty()) {
+    write_message(kScalingName, "warning: " + busy);
+  }
   const StopSignal stop;
   // Children are waited for (descendants.h), also if this process was started
   // with the signal ignored.

@@ -37,8 +37,17 @@ th, td { padding: 0.3em 0.9em; text-align: right;
 th { font-weight: 600; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 .wide { overflow-x: auto; }
-svg { max-width: 100%; height: auto; }
+svg { max-width: 100%; min-width: 600px; height: auto; }
 .small { color: #555555; font-size: 0.9em; }
+.warning { border-left: 4px solid #d55e00; padding-left: 0.8em; }
+@media (prefers-color-scheme: dark) {
+  body { background: #1a1a1a; color: #e6e6e6; }
+  pre { background: #2a2a2a; }
+  th, td { border-color: #444444; }
+  .small { color: #aaaaaa; }
+  /* Black on white becomes white on black; colours stay what they are. */
+  svg { filter: invert(0.9) hue-rotate(180deg); }
+}
 )";
 
 std::string escaped(const std::string& text) {
@@ -84,6 +93,7 @@ struct Curve {
   std::string name;
   std::string id;
   const char* colour;
+  bool is_measured = true;
   std::vector<std::pair<int, double>> points{};  // nproc, samples per second
 };
 
@@ -94,7 +104,10 @@ std::vector<Curve> curves_of(const ScalingTable& table) {
                 .colour = kSvgColours[4]};
   Curve compared{
       .name = "compared command", .id = "compared", .colour = kSvgColours[3]};
-  Curve ideal{.name = "ideal", .id = "ideal", .colour = kIdealColour};
+  Curve ideal{.name = "ideal, not measured",
+              .id = "ideal",
+              .colour = kIdealColour,
+              .is_measured = false};
   for (const auto& row : table.rows) {
     const std::pair point{row.which.nproc, row.samples_per_s};
     switch (row.which.side) {
@@ -161,10 +174,16 @@ std::string picture_of(const ScalingTable& table) {
       points.push_back({x(nproc), y(rate)});
     }
     picture.begin_group(curve.name);
+    // What is ideal was not measured, so it has no dots.
+    const auto stroke = curve.is_measured ? SvgPicture::Stroke::solid
+                                          : SvgPicture::Stroke::dashed;
     picture.polyline(std::string(name_of(table.scaling)) + "-" + curve.id,
-                     points, curve.colour);
-    for (const auto& point : points) picture.dot(point, curve.colour);
-    picture.line({right + 10, level}, {right + 30, level}, curve.colour);
+                     points, curve.colour, stroke);
+    if (curve.is_measured) {
+      for (const auto& point : points) picture.dot(point, curve.colour);
+    }
+    picture.line({right + 10, level}, {right + 30, level}, curve.colour,
+                 stroke);
     picture.text({right + 36, level + 4}, Anchor::start, curve.name);
     picture.end_group();
     level += kLegendLine;
@@ -193,24 +212,34 @@ std::string table_html(const ScalingTable& table, const std::string& target) {
 std::string scaling_page(const ScalingResult& result) {
   std::string html =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, "
+      "initial-scale=1\">\n"
       "<title>Scaling of " +
       escaped(result.command) + "</title>\n<style>" + kStyle +
       "</style>\n</head>\n<body>\n<h1>How the training scales</h1>\n"
-      "<p class=\"small\">" +
-      std::to_string(result.machine.at("cores").get<int>()) + " cores, " +
-      escaped(result.machine.at("cpu").get<std::string>()) + "; medians of " +
-      std::to_string(result.rounds) +
-      (result.rounds == 1 ? " round" : " rounds") +
-      ", in which the rows took turns.</p>\n<pre>" + escaped(result.command) +
-      "</pre>\n";
+      "<p>" +
+      escaped(result_text(result.tables)) + "</p>\n";
+  if (const std::string busy = load_warning(result.machine); !busy.empty()) {
+    html += "<p class=\"warning\">" + escaped(busy) + "</p>\n";
+  }
+  html += "<p class=\"small\">" + escaped(result.date) + "; Lockstep " +
+          escaped(result.lockstep) + ", built with LibTorch " +
+          escaped(result.torch) + "; " +
+          escaped(result.machine.at("system").get<std::string>()) + "; " +
+          std::to_string(result.machine.at("cores").get<int>()) + " cores, " +
+          escaped(result.machine.at("cpu").get<std::string>()) +
+          "; medians of " + std::to_string(result.rounds) +
+          (result.rounds == 1 ? " round" : " rounds") +
+          ", in which the rows took turns.</p>\n<pre>" +
+          escaped(result.command) + "</pre>\n";
   if (!result.compare.empty()) {
     html +=
         "<p>Compared with</p>\n<pre>" + escaped(result.compare) + "</pre>\n";
   }
   for (const auto& table : result.tables) {
     html += "<h2>" + escaped(title_of(table.scaling)) + "</h2>\n" +
-            table_html(table, result.target) + picture_of(table);
+            table_html(table, result.target) + "<div class=\"wide\">" +
+            picture_of(table) + "</div>\n";
   }
   return html +
          "<p class=\"small\">Speed-up: compared with one process of one "

@@ -108,12 +108,55 @@ std::vector<std::vector<std::string>> cells_of(const ScalingTable& table,
   return rows;
 }
 
+std::string result_text(const std::vector<ScalingTable>& tables) {
+  std::string text;
+  for (const auto& table : tables) {
+    const ScalingRow* ranks = nullptr;
+    for (const auto& row : table.rows) {
+      if (row.which.side == ScalingSide::ranks) ranks = &row;
+    }
+    const int nproc = ranks->which.nproc;
+    if (nproc == 1) {
+      return "Only one process was measured, with " +
+             number(ranks->samples_per_s) + " samples/s.";
+    }
+    text += (text.empty() ? "" : " ") + ranks->which.label() + " train " +
+            format("%.2f", ranks->speed_up) + " times as fast as one (" +
+            format("%.0f %%", 100 * ranks->efficiency) + " of ideal)";
+    for (const auto& row : table.rows) {
+      if (row.which.nproc != nproc || row.which.side == ScalingSide::ranks) {
+        continue;
+      }
+      text += ", and " +
+              format("%.2f", ranks->samples_per_s / row.samples_per_s) +
+              " times as fast as " +
+              (row.which.side == ScalingSide::compared
+                   ? "the compared command"
+                   : format("one process with %d threads", nproc));
+    }
+    text += table.scaling == Scaling::weak
+                ? "."
+                : ", if they divide the batch of one process.";
+  }
+  return text;
+}
+
+std::string load_warning(const ordered_json& machine) {
+  const double load = machine.at("load_before");
+  const int cores = machine.at("cores");
+  if (load < 0.2 * cores) return "";
+  return format(
+      "The machine was busy before the runs (a load of %.2f on %d "
+      "cores), so the figures may be too low.",
+      load, cores);
+}
+
 std::string scaling_text(const ScalingResult& result) {
-  std::string text =
-      format("# %d cores, ", result.machine.at("cores").get<int>()) +
-      result.machine.at("cpu").get<std::string>() + "; medians of " +
-      std::to_string(result.rounds) +
-      (result.rounds == 1 ? " round" : " rounds") + "\n";
+  std::string text = result_text(result.tables) + "\n";
+  text += format("# %d cores, ", result.machine.at("cores").get<int>()) +
+          result.machine.at("cpu").get<std::string>() + "; medians of " +
+          std::to_string(result.rounds) +
+          (result.rounds == 1 ? " round" : " rounds") + "\n";
   for (const auto& table : result.tables) {
     text += "\n" + title_of(table.scaling) + "\n\n" +
             table_text(cells_of(table, result.target), {1, 2, 3, 4, 5, 6, 7});
@@ -143,7 +186,13 @@ ordered_json scaling_json(const ScalingResult& result) {
     tables.push_back(
         {{"scaling", name_of(table.scaling)}, {"rows", std::move(rows)}});
   }
+  const std::string busy = load_warning(result.machine);
   return {{"format", kFormat},
+          {"date", result.date},
+          {"lockstep", result.lockstep},
+          {"torch", result.torch},
+          {"result", result_text(result.tables)},
+          {"warning", busy.empty() ? ordered_json() : ordered_json(busy)},
           {"command", result.command},
           {"compare", result.compare.empty() ? ordered_json()
                                              : ordered_json(result.compare)},

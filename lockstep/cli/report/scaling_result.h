@@ -41,6 +41,9 @@ struct ScalingResult {
   std::string target;   // empty: none
   int rounds;
   nlohmann::ordered_json machine;  // of machine_facts()
+  std::string date;                // when the runs began, as utc_date()
+  std::string lockstep;            // the versions
+  std::string torch;
   std::vector<ScalingTable> tables;
 };
 
@@ -56,6 +59,13 @@ std::vector<std::vector<std::string>> cells_of(const ScalingTable& table,
                                                const std::string& target);
 // "Weak scaling: each process computes as many samples in a step as one does."
 std::string title_of(Scaling scaling);
+
+// Returns the result in a sentence: how much faster the most ranks train than
+// one process, and than what was measured beside them.
+std::string result_text(const std::vector<ScalingTable>& tables);
+// Returns a sentence if the machine was busy before the runs, so that the
+// figures say little; else nothing. `machine` is of machine_facts().
+std::string load_warning(const nlohmann::ordered_json& machine);
 
 // Returns the whole result for a terminal, and as one JSON document.
 std::string scaling_text(const ScalingResult& result);

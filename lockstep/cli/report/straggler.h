@@ -23,6 +23,9 @@ struct Straggler {
   int64_t reason_ns = 0;    // how much more than the others' median
   size_t slower_steps = 0;  // steps in which its own time was above the
                             // others' median
+  // By how much the difference varies from step to step: the standard
+  // deviation; 0 if there is one step.
+  int64_t spread_ns = 0;
 };
 
 struct Balance {
@@ -31,6 +34,9 @@ struct Balance {
   // if the step is left out in which it is most above: a single slow step makes
   // no straggler, but one slow batch of four does. The slowest is first.
   std::vector<Straggler> stragglers{};
+  // Those that would be stragglers if the difference did not vary so much from
+  // step to step that chance explains it. The slowest is first.
+  std::vector<Straggler> doubtful{};
   // What a step would be shorter, in the mean, if in each step the stragglers'
   // own time were at most that of the slowest other rank.
   int64_t lost_ns = 0;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lockstep/cli/report/operator_flops.h"
 #include "lockstep/cli/report/trace_file_error.h"
 
 namespace lockstep::internal {
@@ -76,8 +77,19 @@ class TraceCollector {
     if (activity == Activity::step) {
       add_step(event, time);
     } else {
-      thread(event).activities.push_back({time, activity, event.flops});
+      thread(event).activities.push_back(
+          {time, activity, event.flops, name(event.name)});
+      if (event.flops == 0 && is_convolution(event.name)) {
+        ++file_.uncounted_convolutions;
+      }
     }
+  }
+
+  uint32_t name(const std::string& text) {
+    const auto [found, is_new] =
+        name_index_.emplace(text, static_cast<uint32_t>(file_.names.size()));
+    if (is_new) file_.names.push_back(text);
+    return found->second;
   }
 
   void add_step(const TraceEvent& event, Interval time) {
@@ -113,6 +125,7 @@ class TraceCollector {
   TraceFile& file_;
   std::unordered_map<std::string, size_t> process_index_;
   std::unordered_map<std::string, size_t> thread_index_;
+  std::unordered_map<std::string, uint32_t> name_index_;
 };
 
 }  // namespace

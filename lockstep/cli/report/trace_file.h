@@ -15,6 +15,7 @@ struct TraceActivity {
   Interval time{};
   Activity activity = Activity::none;
   double flops = 0;
+  uint32_t name = 0;  // an index of TraceFile::names
 };
 
 // A thread of the host, or a stream of a GPU.
@@ -44,6 +45,8 @@ struct TraceFile {
   std::vector<TraceThread> threads{};
   std::vector<TraceProcess> processes{};  // in the order of the file
   std::map<int64_t, Interval> steps{};    // by their number; apart in time
+  std::vector<std::string> names{};       // of activities, each once
+  size_t uncounted_convolutions = 0;      // whose operations it does not tell
 
   bool has_device() const;
   // Returns the process of the rank itself, an index of `processes`.

@@ -13,10 +13,15 @@
 namespace lockstep::internal {
 namespace {
 
+using nlohmann::json;
+
 // At most this many ranks are printed, as no user would read more. If there are
 // more, the stragglers come first.
 constexpr size_t kMostShownRanks = 64;
 constexpr size_t kMostStragglers = 4;
+constexpr size_t kMostOperators = 10;
+constexpr size_t kLongestName =
+    60;  // of a kernel, which may be a whole template
 
 struct MeasuredRank {
   RankReport report{};
@@ -134,6 +139,13 @@ std::string straggler_line(const Straggler& one) {
          time_text(one.reason_ns) + " longer\n";
 }
 
+// "; from step to step the difference varies by 1.2 ms".
+std::string spread_text(const Straggler& one, size_t steps) {
+  if (steps < 2) return "";
+  return "; from step to step the difference varies by " +
+         time_text(one.spread_ns);
+}
+
 std::string balance_lines(const Balance& balance) {
   std::string text;
   const auto& all = balance.stragglers;
@@ -149,9 +161,57 @@ std::string balance_lines(const Balance& balance) {
   } else {
     text += "without " + std::string(all.size() == 1 ? "it" : "them") +
             " a step would be " + time_text(balance.lost_ns) + " shorter";
+    if (all.size() == 1) text += spread_text(all[0], balance.steps);
   }
-  return text + "; the ranks' own times differ by " + percent(balance.spread) +
-         "\n";
+  text += "; the ranks' own times differ by " + percent(balance.spread) + "\n";
+  if (!balance.doubtful.empty()) {
+    const Straggler& one = balance.doubtful.front();
+    text += "noise: rank " + std::to_string(one.rank) + " takes " +
+            time_text(one.own_ns - one.others_ns) + " more than the others" +
+            spread_text(one, balance.steps) + "; record more steps to tell\n";
+  }
+  return text;
+}
+
+// Returns the operators that take longest, in the mean of a step of a rank; or
+// nothing if the traces have none.
+std::string operator_table(const TraceReport& report) {
+  int64_t steps = 0;
+  int64_t whole = 0;
+  for (const RankReport& rank : report.ranks) {
+    steps += static_cast<int64_t>(rank.steps);
+    whole += rank.time.total();
+  }
+  if (report.operators.empty() || steps == 0) return "";
+  std::vector<std::vector<std::string>> rows{
+      {"operator, by itself", "calls", "time", "of a step"}};
+  for (const OperatorTime& each : report.operators) {
+    if (rows.size() > kMostOperators) break;
+    std::string name = each.name;
+    if (name.size() > kLongestName) {
+      name = name.substr(0, kLongestName - 3) + "...";
+    }
+    rows.push_back({std::move(name),
+                    format("%.1f", static_cast<double>(each.calls) /
+                                       static_cast<double>(steps)),
+                    time_text(each.self_ns / steps),
+                    percent(share(each.self_ns, whole))});
+  }
+  return "\n" + table_text(rows, {1, 2, 3});
+}
+
+json stragglers_json(const std::vector<Straggler>& stragglers) {
+  json list = json::array();
+  for (const Straggler& one : stragglers) {
+    list.push_back({{"rank", one.rank},
+                    {"own_ns", one.own_ns},
+                    {"others_ns", one.others_ns},
+                    {"spread_ns", one.spread_ns},
+                    {"reason", one.reason},
+                    {"reason_ns", one.reason_ns},
+                    {"slower_steps", one.slower_steps}});
+  }
+  return list;
 }
 
 std::vector<RankReport> shown_ranks(const TraceReport& report) {
@@ -203,6 +263,12 @@ TraceReport make_trace_report(const TraceFolder& folder) {
     ranks.push_back(measure(folder, rank));
     report.ranks.push_back(ranks.back().report);
   }
+  std::map<std::string, OperatorTime> operators;
+  for (const TraceFile& file : folder.files) {
+    add_operator_times(file, operators);
+    report.uncounted_convolutions += file.uncounted_convolutions;
+  }
+  report.operators = by_time(std::move(operators));
   report.whole_traces = std::ranges::all_of(
       folder.files,
       [](const TraceFile& file) { return file.steps.begin()->first < 0; });
@@ -238,14 +304,18 @@ std::string trace_table(const TraceReport& report) {
   if (const double flops = report.flops_per_second(); flops > 0) {
     out << "model: " << flops_text(flops) << ", "
         << flops_text(flops / static_cast<double>(report.ranks.size()))
-        << " a rank\n";
+        << " a rank";
+    if (report.uncounted_convolutions > 0) {
+      out << ", without the convolutions: record their sizes (record_shapes)";
+    }
+    out << '\n';
   }
   if (report.ranks.size() > 1) out << "clocks: " << clocks_line(report) << '\n';
+  out << operator_table(report);
   return out.str();
 }
 
 std::string trace_json(const TraceReport& report) {
-  using nlohmann::json;
   json ranks = json::array();
   for (const RankReport& rank : report.ranks) {
     const StepTime& time = rank.time;
@@ -271,14 +341,11 @@ std::string trace_json(const TraceReport& report) {
          {"flops_per_second",
           rank.flops > 0 ? json(rank_flops_per_second(rank)) : json(nullptr)}});
   }
-  json stragglers = json::array();
-  for (const Straggler& one : report.balance.stragglers) {
-    stragglers.push_back({{"rank", one.rank},
-                          {"own_ns", one.own_ns},
-                          {"others_ns", one.others_ns},
-                          {"reason", one.reason},
-                          {"reason_ns", one.reason_ns},
-                          {"slower_steps", one.slower_steps}});
+  json operators = json::array();
+  for (const OperatorTime& each : report.operators) {
+    operators.push_back({{"name", each.name},
+                         {"calls", each.calls},
+                         {"self_ns", each.self_ns}});
   }
   const double flops = report.flops_per_second();
   const json document{
@@ -289,7 +356,10 @@ std::string trace_json(const TraceReport& report) {
       {"whole_traces", report.whole_traces},
       {"ranks", std::move(ranks)},
       {"compared_steps", report.balance.steps},
-      {"stragglers", std::move(stragglers)},
+      {"stragglers", stragglers_json(report.balance.stragglers)},
+      {"doubtful", stragglers_json(report.balance.doubtful)},
+      {"operators", std::move(operators)},
+      {"uncounted_convolutions", report.uncounted_convolutions},
       {"lost_ns", report.balance.lost_ns},
       {"spread", report.balance.spread},
       {"goodput", report.goodput()},

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/cli/report/clock_alignment.h"
+#include "lockstep/cli/report/operator_times.h"
 #include "lockstep/cli/report/step_time.h"
 #include "lockstep/cli/report/straggler.h"
 #include "lockstep/cli/report/trace_folder.h"
@@ -31,7 +32,9 @@ struct TraceReport {
   bool whole_traces = false;  // there are no steps; each trace counts as one
   ClockAlignment clocks{};
   Balance balance{};
-  std::vector<std::string> warnings{};  // those of the clocks, too
+  std::vector<OperatorTime> operators{};  // of all ranks, the longest first
+  size_t uncounted_convolutions = 0;      // that flops_per_second() leaves out
+  std::vector<std::string> warnings{};    // those of the clocks, too
 
   // The part of the ranks' time in which they computed, from 0 to 1.
   double goodput() const;

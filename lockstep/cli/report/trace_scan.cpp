@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "lockstep/cli/report/operator_flops.h"
 #include "lockstep/cli/report/trace_file_error.h"
 #include "lockstep/cli/report/trace_text.h"
 
@@ -59,22 +60,6 @@ bool nanoseconds_of(std::string_view text, int64_t& nanoseconds) {
   if (text.find_first_not_of("0123456789.") != text.npos) return false;
   nanoseconds = negative ? -value : value;
   return true;
-}
-
-// Returns the floating-point operations of a matrix product by the sizes of its
-// operands, or 0 for other operators.
-double product_flops(std::string_view name,
-                     const std::vector<std::vector<double>>& sizes) {
-  const bool added = name == "aten::addmm" || name == "aten::baddbmm";
-  if (!added && name != "aten::mm" && name != "aten::bmm") return 0;
-  const size_t left = added ? 1 : 0;
-  if (sizes.size() < left + 2) return 0;
-  const auto& a = sizes[left];
-  const auto& b = sizes[left + 1];
-  if (a.size() != b.size() || a.size() < 2 || a.size() > 3) return 0;
-  double flops = 2 * b.back();
-  for (const double size : a) flops *= size;
-  return flops;
 }
 
 // The handler of nlohmann's parser. Members of an event are at depth 3, those
@@ -148,7 +133,7 @@ class Scanner : public nlohmann::json_sax<Json> {
       in_events_ = header_.has_events = true;
     } else {
       begin_structure("[");
-      if (in_sizes() && depth_ == 5) sizes_.emplace_back();
+      if (in_sizes() && depth_ == 5) inputs_.sizes.emplace_back();
     }
     ++depth_;
     return true;
@@ -274,8 +259,11 @@ class Scanner : public nlohmann::json_sax<Json> {
         if (std::isfinite(flops) && flops > 0) event_.flops = flops;
       }
     } else if (depth_ == 6 && in_sizes() && kind == Kind::number &&
-               !sizes_.empty()) {
-      sizes_.back().push_back(std::strtod(text.c_str(), nullptr));
+               !inputs_.sizes.empty()) {
+      inputs_.sizes.back().push_back(std::strtod(text.c_str(), nullptr));
+    } else if (depth_ == 5 && key_[3] == "args" &&
+               key_[4] == "Concrete Inputs") {
+      inputs_.values.push_back(text);
     }
     if (keep_rest_) write(is_text ? json_text(text) : text, true);
   }
@@ -361,12 +349,13 @@ class Scanner : public nlohmann::json_sax<Json> {
     event_.has_time = false;
     event_.begin_ns = event_.duration_ns = 0;
     event_.flops = 0;
-    sizes_.clear();
+    inputs_.sizes.clear();
+    inputs_.values.clear();
     comma_ = false;
   }
   void finish_event() {
-    if (event_.flops == 0 && !sizes_.empty()) {
-      event_.flops = product_flops(event_.name, sizes_);
+    if (event_.flops == 0 && !inputs_.sizes.empty()) {
+      event_.flops = operator_flops(event_.name, inputs_);
     }
     on_event_(event_);
     ++index_;
@@ -378,8 +367,8 @@ class Scanner : public nlohmann::json_sax<Json> {
   const std::function<void(const TraceEvent&)>& on_event_;
   TraceHeader header_;
   TraceEvent event_;
-  std::vector<std::vector<double>> sizes_;  // of the operator's inputs
-  std::string key_[5];  // the member that is being read, at each depth
+  OperatorInputs inputs_;  // of the event, if it is an operator
+  std::string key_[5];     // the member that is being read, at each depth
   size_t depth_ = 0;
   size_t index_ = 0;
   bool in_events_ = false;

@@ -1,12 +1,16 @@
 // The module of `lockstep run` for several nodes that meet without LibTorch. It
 // links OpenSSL, which a launch on one node does not need.
+#include <openssl/evp.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 
 #include "lockstep/launch/agent_store.h"
 #include "lockstep/launch/endpoint.h"
+#include "lockstep/launch/metrics_token.h"
 #include "lockstep/launch/rendezvous/store_client.h"
 #include "lockstep/launch/rendezvous/store_server.h"
 
@@ -69,4 +73,19 @@ extern "C" lockstep::internal::AgentStore* lockstep_open_agent_store(
   return (address.listen_fd >= 0 ? host(address, deadline)
                                  : connect(address, deadline))
       .release();
+}
+
+extern "C" void lockstep_derive_metrics_token(const std::string& secret,
+                                              std::string& token) {
+  const std::string text = "lockstep metrics " + secret;
+  std::array<unsigned char, 32> hash;
+  if (EVP_Digest(text.data(), text.size(), hash.data(), nullptr, EVP_sha256(),
+                 nullptr) != 1) {
+    throw std::runtime_error("OpenSSL refuses SHA-256");
+  }
+  constexpr const char* kDigits = "0123456789abcdef";
+  for (const unsigned char byte : hash) {
+    token += kDigits[byte >> 4];
+    token += kDigits[byte & 15];
+  }
 }

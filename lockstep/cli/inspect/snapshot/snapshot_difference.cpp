@@ -220,7 +220,8 @@ std::string difference_json(const SnapshotDifference& difference) {
   for (const auto& [name, what, greatest] : difference.rows) {
     rows.push_back({{"name", name}, {"what", what}, {"greatest", greatest}});
   }
-  const ordered_json document{{"a", difference.a},
+  const ordered_json document{{"format", 1},
+                              {"a", difference.a},
                               {"b", difference.b},
                               {"equal_tensors", difference.equal_tensors},
                               {"differences", std::move(rows)}};

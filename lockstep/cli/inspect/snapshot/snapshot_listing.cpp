@@ -244,7 +244,8 @@ std::string listing_json(const StoredSnapshot& snapshot,
     rows.push_back(std::move(one));
   }
   const Snapshot& numbers = snapshot.numbers();
-  ordered_json document{{"path", snapshot.path()},
+  ordered_json document{{"format", 1},
+                        {"path", snapshot.path()},
                         {"epochs_run", numbers.epochs_run},
                         {"step", numbers.step},
                         {"generator_states", numbers.generator_states.size()},

@@ -1,0 +1,140 @@
+#include "lockstep/cli/jobs/jobs.h"
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/base/steady_ns.h"
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/jobs/job_argument.h"
+#include "lockstep/cli/jobs/view_text.h"
+#include "lockstep/cli/table.h"
+#include "lockstep/launch/exit_code.h"
+
+namespace lockstep::internal {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kJobsName = "lockstep jobs";
+
+struct ListedJob {
+  RunningJob job{};
+  std::optional<JobStatus> status{};  // nothing: its agent does not answer
+  double running_seconds = 0;
+};
+
+std::vector<ListedJob> listed(const std::vector<RunningJob>& jobs) {
+  std::vector<ListedJob> all;
+  for (const RunningJob& job : jobs) {
+    ListedJob one{.job = job};
+    try {
+      one.status = JobLink(job, /*keeps_root=*/true).watch(std::chrono::milliseconds(0));
+      one.running_seconds =
+          static_cast<double>(steady_ns() - one.status->started_ns) / 1e9;
+    } catch (const std::exception&) {
+      // It has ended since it was found, or its agent is stopped.
+      const auto now = running_jobs();
+      if (std::ranges::find(now, job.socket, &RunningJob::socket) == now.end()) {
+        continue;
+      }
+    }
+    all.push_back(std::move(one));
+  }
+  return all;
+}
+
+std::string jobs_json(const std::vector<ListedJob>& jobs) {
+  json list = json::array();
+  for (const ListedJob& one : jobs) {
+    json row{{"name", name_of(one.job)},
+             {"run_id", one.job.run_id},
+             {"agent_pid", one.job.agent_pid},
+             {"launcher_pid", one.job.launcher_pid},
+             {"state", nullptr}};
+    if (const auto& status = one.status) {
+      const auto running = std::ranges::count_if(
+          status->workers, [](const auto& each) { return !each.exit_code; });
+      row.update({{"run_id", status->run_id},
+                  {"state", name_of(status->state)},
+                  {"running_seconds", one.running_seconds},
+                  {"workers", status->workers.size()},
+                  {"workers_running", running},
+                  {"world_size", status->world_size},
+                  {"node_rank", status->node_rank},
+                  {"nnodes", status->nnodes},
+                  {"restart", status->restart},
+                  {"max_restarts", status->max_restarts},
+                  {"program", status->program}});
+    }
+    list.push_back(std::move(row));
+  }
+  const json document{{"format", 1}, {"jobs", std::move(list)}};
+  return document.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string table_of(const std::vector<ListedJob>& jobs) {
+  std::vector<std::vector<std::string>> rows{
+      {"job", "run id", "state", "for", "workers", "restarts", "program"}};
+  for (const ListedJob& one : jobs) {
+    if (const auto& status = one.status) {
+      rows.push_back({name_of(one.job), status->run_id, name_of(status->state),
+                      duration_text(one.running_seconds), running_text(*status),
+                      std::to_string(status->restart) + " of " +
+                          std::to_string(status->max_restarts),
+                      program_text(status->program)});
+    } else {
+      rows.push_back({name_of(one.job), one.job.run_id, "no answer", "-", "-",
+                      "-", one.job.command});
+    }
+  }
+  return table_text(rows, {0, 3, 4, 5});
+}
+
+int print_jobs(bool as_json) {
+  try {
+    const auto jobs = listed(running_jobs());
+    if (as_json) {
+      write_output(jobs_json(jobs));
+    } else if (jobs.empty()) {
+      write_message(kJobsName, "no job of this user runs on this host");
+    } else {
+      write_output(table_of(jobs));
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    write_message(kJobsName, error.what());
+    return kSystemError;
+  }
+}
+
+}  // namespace
+
+std::string jobs_text(const std::vector<RunningJob>& jobs) {
+  return table_of(listed(jobs));
+}
+
+void add_jobs_command(CLI::App& app, int& exit_code) {
+  CLI::App* jobs =
+      app.add_subcommand("jobs", "List the running jobs of this user");
+  jobs->formatter(make_help_formatter(
+      "lockstep jobs [--json]\n"
+      "  Lists the jobs that this user runs on this host (root: those of all "
+      "users). The\n  first column is what lockstep status and the others take "
+      "as JOB.\n"
+      "Examples:\n"
+      "  lockstep jobs\n"
+      "  lockstep jobs --json\n"
+      "Exit code 0: the list was printed, also if there is no job."));
+  jobs->get_help_ptr()->description("Print this help and exit");
+  // As in add_job_argument().
+  jobs->prefix_command(false);
+  auto as_json = std::make_shared<bool>(false);
+  jobs->add_flag("--json", *as_json, "Print one JSON document");
+  jobs->callback([as_json, &exit_code] { exit_code = print_jobs(*as_json); });
+}
+
+}  // namespace lockstep::internal
