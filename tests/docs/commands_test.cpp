@@ -83,12 +83,18 @@ class Documentation : public ProgramTest,
       const std::string called = program["called"];
       if (!called.empty()) fs::create_symlink(name, scratch() / called);
     }
+    for (const auto& script : page_["scripts"]) {
+      std::ofstream(scratch() / std::string(script["name"]))
+          << std::string(script["text"]);
+    }
   }
 
   ProgramResult run_here(std::vector<std::string> command) {
     command.insert(command.begin(),
-                   {"/usr/bin/env", std::string("PATH=" LOCKSTEP_BIN_DIR ":") +
-                                        std::getenv("PATH")});
+                   {"/usr/bin/env",
+                    "PATH=" LOCKSTEP_BIN_DIR ":" +
+                        fs::path(LOCKSTEP_TORCH_PYTHON).parent_path().string() +
+                        ":" + std::getenv("PATH")});
     return run_program(
         command,
         {.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=",
@@ -107,6 +113,9 @@ TEST_P(Documentation, CommandsDoWhatThePageSays) {
   for (const auto& skipped : page_["skipped"]) {
     std::cout << "not run: " << skipped["where"].get<std::string>() << ": "
               << skipped["why"].get<std::string>() << "\n";
+  }
+  if (!page_["scripts"].empty() && !fs::exists(LOCKSTEP_TORCH_PYTHON)) {
+    GTEST_SKIP() << "no Python with torch at " LOCKSTEP_TORCH_PYTHON;
   }
   for (const auto& step : page_["steps"]) {
     const std::string text = step["text"];
@@ -143,15 +152,15 @@ TEST_P(Documentation, ProgramsRunAloneAndInTwoRanks) {
   }
 }
 
-class FromPython : public ProgramTest {};
+class Names : public ProgramTest {};
 
-TEST_F(FromPython, NamesAreThoseOfTheInstalledTorch) {
+TEST_F(Names, AreThoseOfTheInstalledTorch) {
   if (!fs::exists(LOCKSTEP_TORCH_PYTHON)) {
     GTEST_SKIP() << "no Python with torch at " LOCKSTEP_TORCH_PYTHON;
   }
   const auto result = run_program(
       {LOCKSTEP_TORCH_PYTHON, LOCKSTEP_SOURCE_DIR "/tests/docs/python_names.py",
-       LOCKSTEP_SOURCE_DIR "/docs/from-python.md"},
+       LOCKSTEP_SOURCE_DIR "/docs/names.md"},
       {}, kAllowed);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
 }

@@ -1,4 +1,4 @@
-"""docs/from-python.md beside the installed torch.
+"""docs/names.md beside the installed torch.
 
     python_names.py PAGE
 

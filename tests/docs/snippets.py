@@ -20,6 +20,9 @@ PAGEs are relative to SOURCE. How blocks of a page are marked:
 ```cmake    Lines that a project which the tests build has too: that in
             tests/repository/consumer, or examples/own_project.
 ```python   Run by the tests' Python, in the page's folder, after its commands.
+            A program is not run by itself: it is the file NAME.py, for commands.
+```diff     A program: the one before it on the page, changed. Runs of lines
+            stand in their order in that program, "@@" is between two of them.
 ```text     Anything else; not looked at.
 
 A comment of HTML before a block is not seen by the reader:
@@ -44,7 +47,7 @@ import pathlib
 import re
 import sys
 
-LANGUAGES = {"cpp", "sh", "console", "cmake", "python", "text"}
+LANGUAGES = {"cpp", "sh", "console", "cmake", "python", "diff", "text"}
 FENCE = re.compile(r"^(\s*)```+\s*(.*)$")
 COMMENT = re.compile(
     r"^<!-- (?:(?P<kind>cpp|sh|python|run)$|(?P<fresh>fresh) -->$|"
@@ -53,7 +56,8 @@ INCLUDE = re.compile(r"^\s*#\s*include\b")
 MAIN = re.compile(r"^int main\(")
 # Snippets that save; a second start finds the file in its folder.
 SAVES = re.compile(r"\bsave_(snapshot|state_dict)\(")
-# A name of Lockstep in a row of from-python.md's tables.
+NAMES_PAGE = "docs/names.md"
+# A name of Lockstep in a row of its tables.
 NAME = re.compile(r"`([^`]+)`")
 # A link within the repository, or a picture.
 LINK = re.compile(r"\]\(((?!https?:)[^)\s]+)\)")
@@ -82,6 +86,7 @@ def blocks_of(page, text):
     marks = {}
     lines = text.splitlines()
     at = 0
+    before = None  # the last program
 
     def until(end):
         nonlocal at
@@ -106,8 +111,14 @@ def blocks_of(page, text):
             first = at + 1
             body = until(lambda l: l.strip().startswith("```"))
             body = [l.removeprefix(fence[1]) for l in body]
-            yield Block(language, first, body, **marks)
+            block = Block(language, first, body, **marks)
             marks = {}
+            if language == "diff":
+                block = Block("cpp", first, changed(page, before, block),
+                              program=block.program)
+            if is_program(block):
+                before = block
+            yield block
         elif line.startswith("<!--"):
             comment = COMMENT.match(line)
             if not comment:
@@ -138,6 +149,25 @@ def blocks_of(page, text):
         elif marks and line.strip():
             raise Mistake(f"{page}:{at}: a comment above marks the next block, "
                           "but text comes first")
+
+
+def changed(page, program, diff):
+    """The text of `program` with the changes of the block `diff`."""
+    if not program or not diff.program:
+        raise Mistake(f"{page}:{diff.line}: a diff is a program with a name, and "
+                      "changes a program above it")
+    old, new = program.text, []
+    for number, run in enumerate("\n".join(diff.text).split("\n@@\n"), 1):
+        run = run.split("\n")
+        have = [line[1:] for line in run if not line.startswith("+")]
+        at = next((i for i in range(len(old) - len(have) + 1)
+                   if old[i:i + len(have)] == have), None)
+        if at is None:
+            raise Mistake(f"{page}:{diff.line}: run {number} of the diff is not in "
+                          f"the program of line {program.line}: {have[0]}")
+        new += old[:at] + [line[1:] for line in run if not line.startswith("-")]
+        old = old[at + len(have):]
+    return new + old
 
 
 def without_ellipses(line):
@@ -203,7 +233,7 @@ def saves(block):
 
 
 def is_program(block):
-    return any(MAIN.match(line) for line in block.text)
+    return block.language == "cpp" and any(map(MAIN.match, block.text))
 
 
 def programs_source(pages):
@@ -211,8 +241,7 @@ def programs_source(pages):
     source = Source()
     entries = []
     for page, blocks in pages.items():
-        programs = [block for block in blocks
-                    if block.language == "cpp" and is_program(block)]
+        programs = [block for block in blocks if is_program(block)]
         for number, block in enumerate(programs, 1):
             name = identifier(page, number)
             source.lines.append(f"namespace {name} {{")
@@ -280,12 +309,12 @@ def command_entries(pages):
     """What the commands test runs, page by page."""
     result = []
     for page, blocks in pages.items():
-        steps, programs, skipped, number, before = [], [], [], 0, []
+        steps, programs, scripts, skipped, number, before = [], [], [], [], 0, []
         for block in blocks:
             where = f"{page}:{block.line}"
             if block.not_run:
                 skipped.append({"where": where, "why": block.not_run})
-            if block.language == "cpp" and is_program(block):
+            if is_program(block):
                 number += 1
                 name = identifier(page, number)
                 programs.append({"name": name, "called": block.program,
@@ -293,6 +322,9 @@ def command_entries(pages):
                                  "starts": 2 if saves(block) else 1})
             elif block.not_run:
                 continue
+            elif block.language == "python" and block.program:
+                scripts.append({"name": block.program + ".py",
+                                "text": "\n".join(block.text) + "\n"})
             elif block.language == "python" and block.hidden:
                 before += block.text
             elif block.language in {"sh", "python"}:
@@ -303,8 +335,8 @@ def command_entries(pages):
                               "text": "\n".join(text) + "\n"})
             elif block.language == "console":
                 steps += sessions(where, block)
-        result.append({"page": page, "programs": programs, "steps": steps,
-                       "skipped": skipped})
+        result.append({"page": page, "programs": programs, "scripts": scripts,
+                       "steps": steps, "skipped": skipped})
     return result
 
 
@@ -349,6 +381,28 @@ def check_names(source, page, text):
                 raise Mistake(f"{page}:{number}: nothing reads or sets {name}")
 
 
+def check_headers(source, page, text):
+    """A section's headers, or those that they include, have its names of ours."""
+    def code(header):
+        return re.sub("//.*", "", (source / header).read_text())
+
+    for section in re.split("^(?=## )", text, flags=re.MULTILINE):
+        title = section.partition("\n")[0]
+        listed = re.search(r"^Headers?: (?:`[^`]+`[,\s]*)+\.$", section, re.MULTILINE)
+        headers = [code(each) for each in NAME.findall(listed[0] if listed else "")]
+        headers += [code(each) for header in headers
+                    for each in re.findall('^#include "(lockstep/[^"]+)"', header,
+                                           re.MULTILINE)]
+        for _, name in our_names(section):
+            name = re.sub("^lockstep::([a-z]+::)?", "", name)
+            if not re.fullmatch(r"[A-Z]\w*[a-z]\w*(::\w+)*|[a-z_]\w*", name):
+                continue  # an option, a variable, or LibTorch's
+            if not any(re.search(rf"\b{name.partition('::')[0]}\b", header)
+                       for header in headers):
+                raise Mistake(f"{page}: none of the headers of \"{title}\" "
+                              f"declares {name}")
+
+
 def check_beginning(page, text):
     """A page begins with a sentence on what it is for."""
     title, first = [line for line in text.splitlines() if line.strip()][:2]
@@ -391,6 +445,8 @@ def main():
                 if command == "check" and block.language == "cmake":
                     check_cmake(source, page, block)
             command_entries({page: pages[page]})
+            if command == "check" and page == NAMES_PAGE:
+                check_headers(source, page, texts[page])
             if command == "check":
                 check_beginning(page, texts[page])
                 check_links(source, page, texts[page])
@@ -405,7 +461,7 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     fragments = fragments_source(pages)
     for page in pages:
-        if page.endswith("from-python.md"):
+        if page == NAMES_PAGE:
             fragments.lines += names_source(page, texts[page])
     (out / "fragments.cpp").write_text(fragments.text(
         ["#include <nlohmann/json.hpp>", "#include <lockstep/lockstep.h>",

@@ -76,7 +76,10 @@ TEST(ShmDoorbell, AMessageWakesTheRankThatItIsFor) {
   std::byte got{};
   const auto message =
       world.group(1).start_receive(0, 7, {&got, 1}, DType::uint8);
-  await([&] { return state_of(world, 2).sleepers == 1; });
+  // Both are in the barrier: a rank that arrives wakes those that sleep.
+  await([&] {
+    return state_of(world, 1).sleepers == 1 && state_of(world, 2).sleepers == 1;
+  });
   const uint32_t of_others = state_of(world, 2).doorbell;
   const std::byte sent{42};
   for (int i = 0; i < 100; ++i) {
