@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr std::chrono::seconds kAllowed{60};
+constexpr std::chrono::seconds kAllowed{180};
 
 const json& pages() {
   static const json all = json::parse(std::ifstream(LOCKSTEP_SNIPPETS));
@@ -95,14 +95,18 @@ class Documentation : public ProgramTest,
                     "PATH=" LOCKSTEP_BIN_DIR ":" +
                         fs::path(LOCKSTEP_TORCH_PYTHON).parent_path().string() +
                         ":" + std::getenv("PATH")});
-    return run_program(
-        command,
-        {.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=",
-                         "PORT=" + std::to_string(port_.port()),
-                         // Otherwise torch leaves a folder in TMPDIR.
-                         "TORCHINDUCTOR_CACHE_DIR=" + scratch().string()},
-         .folder = scratch()},
-        kAllowed);
+    std::vector<std::string> environment{
+        "OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=",
+        "PORT=" + std::to_string(port_.port()),
+        // Otherwise torch leaves a folder in TMPDIR.
+        "TORCHINDUCTOR_CACHE_DIR=" + scratch().string()};
+    // So does torchrun, which starts the page's scripts.
+    if (!page_["scripts"].empty()) {
+      environment.push_back("TMPDIR=" + scratch().string());
+    }
+    return run_program(command,
+                       {.environment = environment, .folder = scratch()},
+                       kAllowed);
   }
 
   json page_;
