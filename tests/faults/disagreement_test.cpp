@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
