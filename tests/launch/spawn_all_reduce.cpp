@@ -26,6 +26,7 @@ bool train_and_catch(int rank) {
     return true;
   } catch (const std::exception& error) {
     std::printf("rank %d: %s\n", rank, error.what());
+    std::fflush(stdout);  // on a busy machine spawn() may end it before exit()
     return false;
   }
 }
