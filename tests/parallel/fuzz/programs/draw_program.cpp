@@ -59,7 +59,11 @@ class Drawing {
     p.reshards = dice_.percent(70);
     p.micro_batches = p.world_size + static_cast<int>(dice_.below(3));
     // Each micro-batch has a row.
-    if (is(Wrapping::pipeline)) p.rows = p.micro_batches + 1;
+    if (is(Wrapping::pipeline)) {
+      p.rows = p.micro_batches + 1;
+      p.stages = dice_.one_of<Stages>(
+          {Stages::plain, Stages::replicated, Stages::divided});
+    }
   }
 
   void layers() {
@@ -77,7 +81,7 @@ class Drawing {
     }
     size_t count = 1 + dice_.below(4);
     if (is(Wrapping::pipeline)) {
-      count = static_cast<size_t>(p.world_size) + dice_.below(2);
+      count = stage_count(p) + dice_.below(2);
     }
     const bool skips = dice_.percent(20) && !is(Wrapping::pipeline);
     const bool has_units = dice_.percent(75);
@@ -91,6 +95,10 @@ class Drawing {
       layer.is_skipped = skips && i > 0 && dice_.percent(50);
       layer.is_frozen = i > 0 && dice_.percent(10) && !is(Wrapping::pipeline);
       layer.has_hook = !layer.is_frozen && dice_.percent(12);
+      // A FullyShard returns an alias, whose gradient is without that of the
+      // penalty.
+      layer.hooks_result =
+          dice_.percent(15) && layer.kind != LayerKind::penalty;
       layer.group = static_cast<int>(dice_.below(kGroups));
       p.finds_unused |= layer.is_skipped;
       p.layers.push_back(layer);
@@ -110,16 +118,13 @@ class Drawing {
            .quiet = dice_.percent(50) ? Quiet::no_grad : Quiet::inference});
     }
     const bool may_freeze = is(Wrapping::ddp) || is(Wrapping::fully_shard);
-    const bool freezes =
-        may_freeze && program_.layers.size() > 1 && dice_.percent(10);
-    if (freezes) {
+    if (may_freeze && program_.layers.size() > 1 && dice_.percent(10)) {
       add({.kind = ActionKind::zero_grad});
       add({.kind = ActionKind::set_frozen,
            .layer = 1 + dice_.below(program_.layers.size() - 1),
            .is_frozen = dice_.percent(50)});
     }
-    // join() refuses a change that no forward has seen.
-    if (may_join() && !freezes && dice_.percent(12)) {
+    if (may_join() && dice_.percent(12)) {
       Action action{.kind = ActionKind::joined};
       for (int rank = 0; rank < program_.world_size; ++rank) {
         action.inputs.push_back(static_cast<int>(dice_.below(4)));

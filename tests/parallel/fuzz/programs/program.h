@@ -15,6 +15,8 @@ enum class Wrapping { ddp, zero, zero_shared, fully_shard, pipeline };
 enum class Precision { float64, float32, bfloat16 };  // the last is mixed
 enum class Idiom { call, arrow };  // model(x), or LibTorch's model->forward(x)
 
+enum class Stages { plain, replicated, divided };  // of a pipeline
+
 // What forward takes besides its input, by reference, and writes.
 enum class Argument { none, tensor, list, optional, pair };
 
@@ -36,8 +38,9 @@ struct Layer {
   bool is_unit{false};     // is a FullyShard of its own
   bool is_skipped{false};  // in batches of odd number
   bool is_frozen{false};
-  bool has_hook{false};  // that doubles the gradients of its parameters
-  int group{0};          // of the optimizer's parameter groups, kGroups
+  bool has_hook{false};      // that doubles the gradients of its parameters
+  bool hooks_result{false};  // to change the gradient of its result
+  int group{0};              // of the optimizer's parameter groups, kGroups
 };
 inline constexpr int kGroups = 3;
 
@@ -94,6 +97,7 @@ struct Program {
   bool shares_memory{true};  // of FullyShard
   bool reshards{true};
   int micro_batches{2};  // of the pipeline
+  Stages stages{Stages::plain};
   std::vector<Layer> layers{};
   std::vector<Action> actions{};
 };
@@ -101,9 +105,22 @@ struct Program {
 inline bool is_zero(Wrapping wrapping) {
   return wrapping == Wrapping::zero || wrapping == Wrapping::zero_shared;
 }
-// The ranks that have data of their own.
+inline bool divides(const Program& program) {
+  return program.wrapping == Wrapping::fully_shard ||
+         program.stages == Stages::divided;
+}
+// The ranks that have data of their own. Plain stages are one on each rank;
+// each rank has all stages that are wrapped.
 inline int data_ranks(const Program& program) {
-  return program.wrapping == Wrapping::pipeline ? 1 : program.world_size;
+  return program.wrapping == Wrapping::pipeline &&
+                 program.stages == Stages::plain
+             ? 1
+             : program.world_size;
+}
+inline size_t stage_count(const Program& program) {
+  return program.stages == Stages::plain
+             ? static_cast<size_t>(program.world_size)
+             : 2;
 }
 
 // Returns the program of a seed, which depends only on the seed and the world

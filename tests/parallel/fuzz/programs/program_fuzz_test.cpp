@@ -21,7 +21,7 @@ WORLD_TEST(ProgramFuzz, TrainsAsOneProcessOnGloo, 2, 3) {
 
 // A rarer feature would show its faults too late.
 TEST(ProgramFuzzDraw, EachFeatureIsInOneOfEightyPrograms) {
-  expect_features_in_one_of_eighty(kPrograms, 45);
+  expect_features_in_one_of_eighty(kPrograms, 49);
 }
 
 }  // namespace

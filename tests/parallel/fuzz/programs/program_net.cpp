@@ -100,7 +100,7 @@ ProgramNet::ProgramNet(const Program& program, size_t begin, size_t end,
     register_module("layer" + std::to_string(i), module);
     const auto add = [&](auto model) {
       steps_.push_back(
-          {layer.is_skipped,
+          {layer.is_skipped, layer.hooks_result,
            [model, kind = layer.kind](const auto& x, const auto& batch,
                                       auto& state, auto& losses) mutable {
              if (kind == LayerKind::recurrent) return model->forward(x, state);
@@ -122,6 +122,10 @@ torch::Tensor ProgramNet::run(torch::Tensor x, const Batch& batch,
   for (auto& step : steps_) {
     if (step.is_skipped && batch.number % 4 == 2) continue;
     x = step.forward(x, batch, state, losses);
+    if (step.hooks_result && x.requires_grad()) {
+      x.register_hook(
+          [](const torch::Tensor& gradient) { return 0.5 * gradient; });
+    }
   }
   return returns_view_ ? x.view({-1, x.size(1)}) : x;
 }

@@ -71,6 +71,7 @@ class ProgramNet : public torch::nn::Module {
 
   struct Step {
     bool is_skipped;
+    bool hooks_result;
     std::function<torch::Tensor(const torch::Tensor& x, const Batch& batch,
                                 torch::Tensor& state,
                                 std::vector<torch::Tensor>& losses)>

@@ -43,6 +43,10 @@ ProgramReference::ProgramReference(const Program& program)
       variables_(static_cast<size_t>(data_ranks(program))),
       seen_(variables_.size()),
       pending_(variables_.size()) {
+  if (program.precision == Precision::bfloat16) {
+    rounded_ = std::make_shared<ProgramNet>(program, 0, program.layers.size(),
+                                            program.seed, at::kBFloat16);
+  }
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (int group = 0; group < kGroups; ++group) {
     std::vector<at::Tensor> parameters;
@@ -88,6 +92,7 @@ void ProgramReference::run(const Action& action) {
                                     ? torch::zeros_like(item.value().detach())
                                     : at::Tensor();
       }
+      averaged_.magnitude = 0;
       if (drops_pending) pending_.assign(pending_.size(), {});
       return;
     }
@@ -124,6 +129,7 @@ void ProgramReference::run(const Action& action) {
       for (const auto& [name, gradient] : kept_) {
         add(averaged_[name], gradient);
       }
+      averaged_.magnitude += kept_.magnitude;
       return;
     case ActionKind::joined:
       return join(action);
@@ -133,6 +139,18 @@ void ProgramReference::run(const Action& action) {
   }
 }
 
+// Returns the net that computes forward and backward.
+std::shared_ptr<ProgramNet>& ProgramReference::computing_net() {
+  if (!rounded_) return net_;
+  const at::NoGradGuard no_grad;
+  auto rounded = rounded_->parameters();
+  const auto exact = net_->parameters();
+  for (size_t i = 0; i < exact.size(); ++i) {
+    rounded[i].copy_(exact[i]).set_requires_grad(exact[i].requires_grad());
+  }
+  return rounded_;
+}
+
 at::Tensor ProgramReference::forward(const Action& action, int batch,
                                      int rank) {
   auto& seen = seen_[static_cast<size_t>(rank)];
@@ -140,8 +158,9 @@ at::Tensor ProgramReference::forward(const Action& action, int batch,
   variables.losses.clear();
   variables.both.second = at::Tensor();
   seen.input = input_of_program(program_, batch, rank);
-  seen.output = call_model(net_, action.idiom, program_.argument, seen.input,
-                           Batch{batch}, variables);
+  if (rounded_) seen.input = seen.input.to(at::kBFloat16);
+  seen.output = call_model(computing_net(), action.idiom, program_.argument,
+                           seen.input, Batch{batch}, variables);
   if (action.modifies_result) seen.output.mul_(0.5);
   const auto loss =
       loss_of_program(program_, batch, rank, seen.output, variables);
@@ -153,19 +172,23 @@ void ProgramReference::add_gradients(const at::Tensor& loss,
                                      Gradients& gradients) {
   std::vector<std::string> names;
   std::vector<at::Tensor> trained;
-  for (const auto& item : net_->named_parameters()) {
+  const auto& net = rounded_ ? rounded_ : net_;
+  for (const auto& item : net->named_parameters()) {
     if (!item.value().requires_grad()) continue;
     names.push_back(item.key());
     trained.push_back(item.value());
   }
   const auto found = torch::autograd::grad({loss}, trained, {}, false, false,
                                            /*allow_unused=*/true);
+  double squares = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     if (!found[i].defined()) continue;
-    const bool has_hook =
-        program_.layers[layer_of_parameter(names[i])].has_hook;
-    add(gradients[names[i]], has_hook ? 2 * found[i] : found[i]);
+    const auto& layer = program_.layers[layer_of_parameter(names[i])];
+    const auto gradient = found[i].to(at::kDouble) * (layer.has_hook ? 2 : 1);
+    add(gradients[names[i]], gradient);
+    squares += gradient.square().sum().item<double>();
   }
+  gradients.magnitude += std::sqrt(squares);
 }
 
 void ProgramReference::train(const Action& action) {
@@ -188,14 +211,16 @@ void ProgramReference::average() {
             gradient / static_cast<double>(data_ranks(program_)));
       }
     }
-    of_rank.clear();
+    averaged_.magnitude +=
+        of_rank.magnitude / static_cast<double>(data_ranks(program_));
+    of_rank = {};
   }
 }
 
 void ProgramReference::join(const Action& action) {
   const int longest = *std::ranges::max_element(action.inputs);
   for (int i = 0; i < longest; ++i) {
-    averaged_.clear();
+    averaged_ = {};
     for (int rank = 0; rank < data_ranks(program_); ++rank) {
       if (action.inputs[static_cast<size_t>(rank)] <= i) continue;
       begin_forward(variables_[static_cast<size_t>(rank)]);
@@ -213,6 +238,7 @@ void ProgramReference::step() {
     parameter.mutable_grad() = gradient(item.key());
   }
   optimizer_->step();
+  reach_ = kProgramRate * averaged_.magnitude;
 }
 
 void ProgramReference::clip() {
@@ -225,6 +251,8 @@ void ProgramReference::clip() {
   for (auto& [name, gradient] : averaged_) {
     if (gradient.defined()) gradient = gradient * factor;
   }
+  // The factor is as far off as the norm, by as much as the gradients.
+  averaged_.magnitude *= 2 * factor;
 }
 
 }  // namespace lockstep::internal::fuzz

@@ -23,7 +23,9 @@ inline constexpr double kProgramMaxNorm = 0.5;
 int group_of_parameter(const Program& program, const std::string& name);
 
 // Runs a program in one process and in float64, with LibTorch alone: one model,
-// through which the data of all ranks go.
+// through which the data of all ranks go. If the program computes in bfloat16,
+// so do forward and backward here, with a rounded copy of the model: then
+// activations, and gradients of each rank, are rounded at the same places.
 class ProgramReference {
  public:
   explicit ProgramReference(const Program& program);
@@ -34,6 +36,12 @@ class ProgramReference {
   at::Tensor parameter(const std::string& name) const;
   at::Tensor gradient(const std::string& name) const;  // may be undefined
   double norm() const { return norm_; }                // before clipping
+  // The norm of the gradients if those of all ranks and backward passes had one
+  // direction: rounding is relative to these, also where their average is
+  // small. And how far the last step moves parameters for an error of 1 in
+  // them.
+  double magnitude() const { return averaged_.magnitude; }
+  double reach() const { return reach_; }
   // A rank's last forward.
   struct Seen {
     at::Tensor input{};  // afterwards
@@ -48,8 +56,11 @@ class ProgramReference {
   }
 
  private:
-  using Gradients = std::map<std::string, at::Tensor>;
+  struct Gradients : std::map<std::string, at::Tensor> {
+    double magnitude{0};
+  };
 
+  std::shared_ptr<ProgramNet>& computing_net();
   at::Tensor forward(const Action& action, int batch, int rank);
   void add_gradients(const at::Tensor& loss, Gradients& gradients);
   void train(const Action& action);
@@ -60,6 +71,7 @@ class ProgramReference {
 
   const Program program_;
   std::shared_ptr<ProgramNet> net_;
+  std::shared_ptr<ProgramNet> rounded_;  // null: no dtype but float64
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Variables> variables_;
   // Those that the next action starts from, if they are not those above.
@@ -69,6 +81,7 @@ class ProgramReference {
   std::vector<Gradients> pending_;
   Gradients averaged_, kept_;
   double norm_{0};
+  double reach_{0};
 };
 
 }  // namespace lockstep::internal::fuzz

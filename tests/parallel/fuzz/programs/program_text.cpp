@@ -22,6 +22,12 @@ const char* name_of(Wrapping wrapping) {
   return "";
 }
 
+const char* name_of(Stages stages) {
+  return stages == Stages::replicated ? "stages in DistributedDataParallel"
+         : stages == Stages::divided  ? "stages in FullyShard"
+                                      : "plain stages";
+}
+
 const char* name_of(Precision precision) {
   return precision == Precision::float64   ? "float64"
          : precision == Precision::float32 ? "float32"
@@ -145,16 +151,19 @@ std::set<std::string> features_of_program(const Program& program) {
   add(program.argument != Argument::none,
       std::string("forward(x") + name_of(program.argument) + ")");
   add(program.returns_view, "returns a view");
-  const bool shards = program.wrapping == Wrapping::fully_shard;
+  add(program.wrapping == Wrapping::pipeline, name_of(program.stages));
+  const bool shards = divides(program);
   add(shards && program.shares_memory, "shards share memory");
   add(shards && !program.shares_memory, "shards are gathered");
-  add(shards && !program.reshards, "reshard_after_forward false");
+  add(program.wrapping == Wrapping::fully_shard && !program.reshards,
+      "reshard_after_forward false");
   for (const auto& layer : program.layers) {
     add(true, std::string("layer ") + name_of(layer.kind));
     add(shards && layer.is_unit, "units in units");
     add(layer.is_skipped, "skipped layers");
     add(layer.is_frozen, "frozen layers");
     add(layer.has_hook, "hooks on parameters");
+    add(layer.hooks_result, "hooks on activations");
   }
   for (const auto& action : program.actions) {
     add(action.kind == ActionKind::train && !action.synchronises, "no_sync");
@@ -190,7 +199,10 @@ std::string text_of_program(const Program& program, const std::string& reason) {
     text << ", shared_memory " << program.shares_memory
          << ", reshard_after_forward " << program.reshards;
   } else if (program.wrapping == Wrapping::pipeline) {
-    text << ", micro-batches " << program.micro_batches;
+    text << ", micro-batches " << program.micro_batches << ", "
+         << name_of(program.stages) << ", shared_memory "
+         << program.shares_memory << ", find_unused_parameters "
+         << program.finds_unused;
   } else {
     text << ", find_unused_parameters " << program.finds_unused
          << ", gradient_as_bucket_view " << program.gradient_as_bucket_view;
@@ -203,7 +215,8 @@ std::string text_of_program(const Program& program, const std::string& reason) {
          << layer.group << (layer.is_unit ? ", unit" : "")
          << (layer.is_skipped ? ", skipped" : "")
          << (layer.is_frozen ? ", frozen" : "")
-         << (layer.has_hook ? ", hook" : "") << "\n";
+         << (layer.has_hook ? ", hook" : "")
+         << (layer.hooks_result ? ", hook on its result" : "") << "\n";
   }
   for (const auto& action : program.actions) {
     text << text_of(program, action) << "\n";

@@ -18,7 +18,7 @@ bool is_sound(const Program& program) {
     has_gradients = true;
   }
   if (program.wrapping == Wrapping::pipeline &&
-      program.layers.size() < static_cast<size_t>(program.world_size)) {
+      program.layers.size() < stage_count(program)) {
     return false;
   }
   // An operation in place needs a layer before it whose result is not saved.
@@ -86,12 +86,14 @@ std::vector<Program> smaller_programs(const Program& program) {
   LOCKSTEP_FUZZ_SIMPLIFY(p.stepper, Stepper::sgd);
   LOCKSTEP_FUZZ_SIMPLIFY(p.gradient_as_bucket_view, true);
   LOCKSTEP_FUZZ_SIMPLIFY(p.reshards, true);
+  LOCKSTEP_FUZZ_SIMPLIFY(p.stages, Stages::plain);
   for (size_t i = 0; i < program.layers.size(); ++i) {
     LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].kind, LayerKind::linear);
     LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].is_unit, false);
     LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].is_skipped, false);
     LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].is_frozen, false);
     LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].has_hook, false);
+    LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].hooks_result, false);
     LOCKSTEP_FUZZ_SIMPLIFY(p.layers[i].group, 0);
   }
   for (size_t i = 0; i < program.actions.size(); ++i) {

@@ -1,5 +1,7 @@
 #include "tests/parallel/fuzz/programs/trained.h"
 
+#include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -82,13 +84,33 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(
       });
 }
 
+DistributedDataParallelOptions ddp_options(const Program& program) {
+  DistributedDataParallelOptions options;
+  options.find_unused_parameters = program.finds_unused;
+  options.gradient_as_bucket_view = program.gradient_as_bucket_view;
+  if (program.precision == Precision::bfloat16) {
+    options.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16};
+  }
+  return options;
+}
+
+FullyShardOptions shard_options(const Program& program) {
+  FullyShardOptions options;
+  options.shared_memory = program.shares_memory;
+  if (!program.reshards) options.reshard_after_forward = false;
+  if (program.precision == Precision::bfloat16) {
+    options.mp_policy.param_dtype = at::kBFloat16;
+  }
+  return options;
+}
+
 class TrainedByDdp final : public Trained {
  public:
   TrainedByDdp(const Program& program, uint64_t values)
       : program_(program),
         // Rank 0's values are those of all ranks.
         model_(make_net(program, values + static_cast<uint64_t>(get_rank())),
-               options_of(program)) {
+               ddp_options(program)) {
     double_gradients(program, *module());
     if (!is_zero(program.wrapping)) {
       optimizer_ = make_optimizer(program, *module());
@@ -137,16 +159,6 @@ class TrainedByDdp final : public Trained {
   }
 
  private:
-  static DistributedDataParallelOptions options_of(const Program& program) {
-    DistributedDataParallelOptions options;
-    options.find_unused_parameters = program.finds_unused;
-    options.gradient_as_bucket_view = program.gradient_as_bucket_view;
-    if (program.precision == Precision::bfloat16) {
-      options.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16};
-    }
-    return options;
-  }
-
   const Program program_;
   DistributedDataParallel<ProgramNet> model_;
 };
@@ -155,8 +167,8 @@ class TrainedInShards final : public Trained {
  public:
   TrainedInShards(const Program& program, uint64_t values)
       : program_(program),
-        model_(make_net(program, values, options_of(program)),
-               options_of(program)) {
+        model_(make_net(program, values, shard_options(program)),
+               shard_options(program)) {
     double_gradients(program, *module());
     optimizer_ = make_optimizer(program, *module());
   }
@@ -174,16 +186,6 @@ class TrainedInShards final : public Trained {
   }
 
  private:
-  static FullyShardOptions options_of(const Program& program) {
-    FullyShardOptions options;
-    options.shared_memory = program.shares_memory;
-    if (!program.reshards) options.reshard_after_forward = false;
-    if (program.precision == Precision::bfloat16) {
-      options.mp_policy.param_dtype = at::kBFloat16;
-    }
-    return options;
-  }
-
   const Program program_;
   FullyShard<ProgramNet> model_;
 };
@@ -191,41 +193,70 @@ class TrainedInShards final : public Trained {
 class TrainedInStages final : public Trained {
  public:
   TrainedInStages(const Program& program, uint64_t values)
-      : stage_(make_stage(program, values)),
-        pipeline_(
-            {{get_rank(), stage_}},
-            {.schedule =
-                 schedule_1f1b(program.world_size, program.micro_batches),
-             .loss = [](const at::Tensor& output, const at::Tensor& target) {
-               return (output.to(at::kDouble) - target).square().mean();
-             }}) {
-    double_gradients(program, *stage_);
-    optimizer_ = make_optimizer(program, *stage_);
+      : whole_(std::make_shared<torch::nn::Module>()) {
+    const bool plain = program.stages == Stages::plain;
+    PipelineOptions options{
+        .schedule =
+            plain ? schedule_1f1b(program.world_size, program.micro_batches)
+                  : schedule_looped_bfs(1, program.micro_batches, 2),
+        .loss = [](const at::Tensor& output, const at::Tensor& target) {
+          return (output.to(at::kDouble) - target).square().mean();
+        }};
+    std::vector<PipelineStage> stages;
+    if (plain) {
+      stages.push_back(make_stage(program, get_rank(), values));
+    } else {
+      options.group = alone_ = split_group({{get_rank()}});
+      for (int index : {0, 1}) {
+        stages.push_back(make_stage(program, index, values));
+      }
+    }
+    pipeline_.emplace(stages, options);
+    double_gradients(program, *whole_);
+    optimizer_ = make_optimizer(program, *whole_);
+  }
+  ~TrainedInStages() override {
+    pipeline_.reset();
+    if (alone_) destroy_process_group(std::move(alone_));
   }
 
   at::Tensor forward(Idiom, at::Tensor& x, const Batch&, Variables&) override {
-    const auto result = pipeline_.eval({x});
+    const auto result = pipeline_->eval({x});
     return result.outputs.empty() ? at::Tensor() : result.outputs[0];
   }
   at::Tensor train(const at::Tensor& x, const at::Tensor& target) override {
-    return pipeline_.step({x}, target).loss;
+    return pipeline_->step({x}, target).loss;
   }
   void without_sync(const std::function<void()>& body) override { body(); }
-  std::shared_ptr<torch::nn::Module> module() const override { return stage_; }
+  std::shared_ptr<torch::nn::Module> module() const override { return whole_; }
 
  private:
-  static std::shared_ptr<ProgramNet> make_stage(const Program& program,
-                                                uint64_t values) {
-    const auto count = program.layers.size();
-    const auto size = static_cast<size_t>(program.world_size);
-    const auto rank = static_cast<size_t>(get_rank());
-    return std::make_shared<ProgramNet>(program, rank * count / size,
-                                        (rank + 1) * count / size, values,
-                                        dtype_of(program));
+  PipelineStage make_stage(const Program& program, int index, uint64_t values) {
+    const auto layers = program.layers.size();
+    const auto stage = static_cast<size_t>(index);
+    const auto count = stage_count(program);
+    const bool replicated = program.stages == Stages::replicated;
+    // Rank 0's values are those of all replicas.
+    if (replicated) values += static_cast<uint64_t>(get_rank());
+    std::optional<FullyShardOptions> units;
+    if (program.stages == Stages::divided) units = shard_options(program);
+    const auto net = std::make_shared<ProgramNet>(
+        program, stage * layers / count, (stage + 1) * layers / count, values,
+        dtype_of(program), units);
+    for (const auto& layer : net->named_children()) {
+      whole_->register_module(layer.key(), layer.value());
+    }
+    if (units) return {index, FullyShard<ProgramNet>(net, *units)};
+    if (!replicated) return {index, net};
+    replicas_.push_back(std::make_unique<DistributedDataParallel<ProgramNet>>(
+        net, ddp_options(program)));
+    return {index, *replicas_.back()};
   }
 
-  std::shared_ptr<ProgramNet> stage_;
-  Pipeline pipeline_;
+  std::shared_ptr<torch::nn::Module> whole_;  // has the layers of all stages
+  ProcessGroupPtr alone_;
+  std::vector<std::unique_ptr<DistributedDataParallel<ProgramNet>>> replicas_;
+  std::optional<Pipeline> pipeline_;
 };
 
 }  // namespace
