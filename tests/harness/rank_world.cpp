@@ -22,13 +22,12 @@ RankWorld::RankWorld(int size, const std::vector<std::string>& environment)
   for (int rank = 0; rank < size; ++rank) {
     const auto number = std::to_string(rank);
     std::vector<std::string> variables{
-        "RANK=" + number,
-        "LOCAL_RANK=" + number,
-        "WORLD_SIZE=" + count,
-        "LOCAL_WORLD_SIZE=" + count,
-        "MASTER_ADDR=" + port_.address(),
-        "MASTER_PORT=" + std::to_string(port_.port()),
-        "OMP_NUM_THREADS=1",
+        "RANK=" + number, "LOCAL_RANK=" + number, "WORLD_SIZE=" + count,
+        "LOCAL_WORLD_SIZE=" + count, "MASTER_ADDR=" + port_.address(),
+        "MASTER_PORT=" + std::to_string(port_.port()), "OMP_NUM_THREADS=1",
+        // LibTorch asks for the name of each address that it connects to; a
+        // name server that does not answer would cost 5 s each time.
+        "RES_OPTIONS=timeout:1 attempts:1",
         "LOCKSTEP_TEST_FOLDER=" + folder_.string(),
         "LOCKSTEP_FLIGHT_DIR=" + (folder_ / "flight").string()};
     variables.insert(variables.end(), environment.begin(), environment.end());

@@ -4,11 +4,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
+#include <vector>
 
 #include "lockstep/base/span.h"
 #include "lockstep/comm/init.h"
@@ -377,6 +382,67 @@ WORLD_TEST(DistributedDataParallel, OtherDifferencesAreNamedOnEveryRank, 2, 3) {
   // The group still works.
   DistributedDataParallel<Net> model((Net()));
   model(batch(world.rank)).sum().backward();
+}
+
+// Applies what is set when this rank next asks for something: set() of a
+// TCPStore does not wait for an answer, so others may ask before it has
+// arrived.
+class LateStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::compareSet;
+  using PrefixStore::PrefixStore;
+  ~LateStore() override { arrive(); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    const std::lock_guard lock(mutex_);
+    under_way_.emplace_back(key, value);
+  }
+  std::vector<uint8_t> compareSet(
+      const std::string& key, const std::vector<uint8_t>& expected,
+      const std::vector<uint8_t>& desired) override {
+    arrive();
+    return PrefixStore::compareSet(key, expected, desired);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    arrive();
+    return PrefixStore::get(key);
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    arrive();
+    return PrefixStore::add(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    arrive();
+    return PrefixStore::check(keys);
+  }
+
+ private:
+  void arrive() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, value] : under_way_) PrefixStore::set(key, value);
+    under_way_.clear();
+  }
+  std::mutex mutex_;
+  std::vector<std::pair<std::string, std::vector<uint8_t>>> under_way_;
+};
+
+// Regression: on a busy machine a rank went on, and waited for ever, if it
+// asked whether the models differ before the store had been told.
+WORLD_TEST(DistributedDataParallel, ADifferenceThatTheStoreHearsLateIsNamed,
+           2) {
+  auto group = init_process_group(
+      "gloo", {.timeout = std::chrono::seconds(20),
+               .world_size = world.size,
+               .rank = world.rank,
+               .store = c10::make_intrusive<LateStore>(
+                   "", c10::make_intrusive<c10d::FileStore>(
+                           world.folder / "late", world.size))});
+  Net other;
+  if (world.rank == 1) other->to(torch::kDouble);
+  EXPECT_THAT([&] { DistributedDataParallel<Net> model(other); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr("rank 0 has "),
+                        HasSubstr("rank 1 has parameter 'first.weight' of "
+                                  "Double[4, 3]"))));
 }
 
 WORLD_TEST(DistributedDataParallel, AnUnusedParameterIsNamed, 1, 2) {

@@ -72,9 +72,10 @@ class Meeting {
     auto mine = bytes(std::to_string(digest.value()));
     store_->add("ours", 1);
     // The first rank to arrive stores the digest with which the others compare
-    // theirs.
+    // theirs. Unlike set(), add() waits until the store has answered: another
+    // rank may ask as soon as this one is in the collective.
     if (store_->compareSet("digest", {}, mine) != mine) {
-      store_->set("differs", bytes("1"));
+      store_->add("differs", 1);
     }
   }
 
@@ -83,7 +84,7 @@ class Meeting {
 
   // Called after a collective. Throws on every rank of Lockstep, or on none.
   void throw_if_different() {
-    if (!store_->check({"differs"})) return;
+    if (store_->add("differs", 0) == 0) return;
     // Python ranks do not take part, so with any of them this lasts until its
     // timeout.
     Deadline deadline = Deadline::after(

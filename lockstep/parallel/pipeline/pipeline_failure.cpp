@@ -27,10 +27,8 @@ void write_failure(const std::vector<ProcessGroupPtr>& groups,
                    const std::string& text) {
   for (const ProcessGroupPtr& group : groups) {
     try {
-      const auto store = group->store();
-      if (!store->check({kKey})) {
-        store->set(kKey, std::vector<uint8_t>(text.begin(), text.end()));
-      }
+      // Unlike set(), this waits until the store has it.
+      group->store()->compareSet(kKey, std::string(), text);
     } catch (const std::exception&) {
       // The peers learn from the backend that this rank has left.
     }

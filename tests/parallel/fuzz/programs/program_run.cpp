@@ -28,7 +28,7 @@ namespace {
 // The values of a model that gets others from a snapshot.
 constexpr uint64_t kOtherValues = 77;
 
-// Of bfloat16, which has 8 significant bits.
+// The unit roundoff of bfloat16, which has 8 significant bits.
 constexpr double kRoundoff = 1.0 / 256;
 // How many gradients one average adds up on a rank, as the draw makes them.
 constexpr int kAddedGradients = 4;
