@@ -48,9 +48,9 @@ IterationWords iteration_words() {
       .remedy =
           "every rank must call forward and backward equally often. A rank "
           "that made more forwards has left out a backward (a step that it "
-          "skipped, say): let all ranks skip it, or call backward() on a loss "
-          "of zero; make forwards without a backward under torch::NoGradGuard "
-          "or in eval mode"};
+          "skipped, say): let all ranks skip it, all_reduce() whether one "
+          "must; make forwards without a backward under torch::NoGradGuard or "
+          "in eval mode"};
 }
 
 [[noreturn]] void refuse_beside_sharing(const std::string& what) {
