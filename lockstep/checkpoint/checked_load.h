@@ -49,6 +49,10 @@ struct ModuleTensor {
 };
 std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module);
 
+// Throws std::invalid_argument for a tensor into which nothing can be loaded,
+// as check_state_dict() does.
+void require_writable(const torch::nn::Module& module);
+
 // Returns the name of each parameter; of a parameter that has several, the
 // first, as Python's named_parameters() does.
 std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(

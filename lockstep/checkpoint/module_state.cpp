@@ -121,6 +121,12 @@ void require_same_model(const std::vector<std::string>& missing,
 
 namespace internal {
 
+void require_writable(const torch::nn::Module& module) {
+  for (const ModuleTensor& tensor : tensors_of(module)) {
+    lockstep::require_writable(tensor.name, tensor.tensor);
+  }
+}
+
 std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module) {
   std::vector<ModuleTensor> tensors;
   collect(module, "", tensors);
@@ -167,7 +173,7 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
       different.push_back(name + " (snapshot " + describe(found->second) +
                           ", model " + describe(tensor) + ")");
     } else {
-      require_writable(name, tensor);
+      lockstep::require_writable(name, tensor);
       made.copies.emplace_back(found->second, tensor);
     }
   }

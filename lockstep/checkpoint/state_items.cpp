@@ -193,6 +193,13 @@ const torch::nn::Module& module_of_optimizer(
       "that");
 }
 
+void require_loadable(const TrainingState& state) {
+  require_writable(*state.model);
+  for (const auto& [name, item] : state.items) {
+    if (item.module()) require_writable(*item.module());
+  }
+}
+
 StateTree values_of_groups(const std::vector<NamedGroup>& groups) {
   StateTree::List list;
   for (const NamedGroup& group : groups) {

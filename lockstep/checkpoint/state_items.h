@@ -21,6 +21,10 @@ const torch::nn::Module& module_of_optimizer(const TrainingState& state,
                                              const std::string& item,
                                              const OptimizerShards::State& own);
 
+// Throws std::invalid_argument if a snapshot of the model, or of an item that
+// is a module, could not be loaded into it again.
+void require_loadable(const TrainingState& state);
+
 // Convert an optimizer's groups to the values of an item, and back. Throw
 // std::invalid_argument for an option that is a tensor; std::runtime_error if
 // the values are not groups.

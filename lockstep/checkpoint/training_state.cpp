@@ -50,7 +50,10 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   Loaded loaded;
   try {
     if (will_save && ranks.rank() == 0) internal::check_can_save(path);
-    if (will_save) internal::check_for_file(path, state, {}, ranks.size());
+    if (will_save) {
+      internal::check_for_file(path, state, {}, ranks.size());
+      internal::require_loadable(state);
+    }
     internal::require_optimizer(state);
     try {
       loaded.snapshot = load_snapshot_file(path);

@@ -9,12 +9,14 @@
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
+#include "lockstep/comm/barriers.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/optim/lr_scheduler/lr_schedulers.h"
 #include "lockstep/parallel/comm_hooks/comm_bytes.h"
 #include "lockstep/parallel/model_averaging/averagers.h"
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/temporary_folder.h"
 
@@ -264,6 +266,47 @@ WORLD_TEST(PostLocalSGDOptimizer, AResumedTrainingGoesOnWithItsRates, 1) {
                                             .total_iters = 5},
                      optim::CosineAnnealingLROptions{.T_max = 20}},
       .milestones = {5}});
+}
+
+// Momenta differ even when the parameters have just been averaged, so no folder
+// of snapshots could be saved.
+WORLD_TEST(PostLocalSGDOptimizer, IsSavedAfterAnAveraging, 2, 3) {
+  auto group = init_process_group();
+  for (const char* name : {"file.pt", "file.safetensors", "folder/"}) {
+    const std::string path = (world.folder / name).string();
+    torch::manual_seed(1);
+    torch::nn::Linear model(2, 2);
+    PostLocalSGDOptimizer optimizer(
+        std::make_shared<torch::optim::SGD>(
+            model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
+        std::make_shared<PeriodicModelAverager>(
+            PeriodicModelAveragerOptions{.period = 2}));
+    const TrainingState state{.model = model.ptr(), .optimizer = &optimizer};
+    // The averager averages in its steps 0, 2, 4.
+    for (int step = 0; step < 5; ++step) {
+      for (auto& parameter : model->parameters()) {
+        parameter.mutable_grad() = torch::full_like(parameter, world.rank);
+      }
+      optimizer.step();
+      const auto said =
+          testing::message_of([&] { save_snapshot(path, state); });
+      if (step % 2 == 0) {
+        EXPECT_EQ(said, "");
+      } else {
+        EXPECT_THAT(said, HasSubstr("the tensor \"model.bias\" must be equal"));
+      }
+    }
+    const auto saved = load_snapshot_file(path).optimizer_state->state;
+    ASSERT_EQ(saved.size(), 2u);
+    if (world.rank == 0) {
+      const auto momentum = [](const OptimizerState& of) {
+        return std::get<at::Tensor>(of.state.at(0).at("momentum_buffer"));
+      };
+      EXPECT_TRUE(
+          momentum({.state = saved}).equal(momentum(state_dict(optimizer))));
+    }
+    barrier();
+  }
 }
 
 WORLD_TEST(PostLocalSGDOptimizer, RatesThatBothSidesHaveSetAreRefused, 1) {

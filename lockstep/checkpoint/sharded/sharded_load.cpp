@@ -451,7 +451,10 @@ class FolderLoad {
     Json mine = Json::object();
     std::exception_ptr failure;
     try {
-      if (options_.will_save) check_for_folder(state_, {});
+      if (options_.will_save) {
+        check_for_folder(state_, {});
+        require_loadable(state_);
+      }
       if (options_.will_save && optimizer_failure_) {
         std::rethrow_exception(optimizer_failure_);
       }

@@ -164,16 +164,20 @@ at::Tensor part_of_all_heads(const AttentionCall& call, const at::Tensor& heads,
 
 void check_heads(const AttentionCall& call, const AttentionInputs& inputs) {
   const int64_t ranks = call.group->size();
-  for (const auto& tensor : {inputs.query, inputs.key}) {
-    if (tensor.size(1) % ranks == 0) continue;
-    throw std::invalid_argument(c10::str(
-        call.name,
-        ": the numbers of heads and of key heads must be multiples "
-        "of the ",
-        ranks, " ranks, got ", inputs.query.size(1), " and ",
-        inputs.key.size(1),
-        "; repeat key heads, use fewer ranks, or use ring_attention()"));
+  const int64_t heads = inputs.query.size(1);
+  const int64_t key_heads = inputs.key.size(1);
+  if (heads % ranks == 0 && key_heads % ranks == 0) return;
+  std::string advice = "use fewer ranks, or use ring_attention()";
+  if (heads % ranks == 0) {
+    advice = c10::str("repeat keys and values, repeat_interleave(",
+                      std::lcm(key_heads, ranks) / key_heads, ", /*dim=*/1), ",
+                      advice);
   }
+  throw std::invalid_argument(
+      c10::str(call.name,
+               ": the numbers of heads and of key heads must be multiples of "
+               "the ",
+               ranks, " ranks, got ", heads, " and ", key_heads, "; ", advice));
 }
 
 HeadsAttention attention_of(const UlyssesAttentionOptions& options) {

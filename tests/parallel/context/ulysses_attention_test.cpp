@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,38 @@ WORLD_TEST(UlyssesAttention, EqualsItWithFewerKeyHeads, 2) {
                         .order = ContextOrder::zigzag});
 }
 
+// What the error for too few key heads recommends. (repeat() instead of
+// repeat_interleave() would give queries the keys of other heads.)
+WORLD_TEST(UlyssesAttention, EqualsItWithRepeatedKeyHeads, 2, 4) {
+  auto group = init_process_group();
+  for (const int64_t key_heads : {1, 3, 6}) {
+    const Sequences given{.tokens = 11,
+                          .heads = 12,
+                          .key_heads = key_heads,
+                          .is_causal = true,
+                          .order = ContextOrder::zigzag};
+    const int64_t times = std::lcm(key_heads, world.size) / key_heads;
+    const UlyssesAttentionOptions options{.is_causal = true,
+                                          .order = given.order};
+    const auto errors = testing::errors_of(given, [&](const at::Tensor& query,
+                                                      const at::Tensor& key,
+                                                      const at::Tensor& value) {
+      if (times > 1) {
+        EXPECT_THAT(
+            message_of([&] { ulysses_attention(query, key, value, options); }),
+            HasSubstr("repeat_interleave(" + std::to_string(times) +
+                      ", /*dim=*/1)"));
+      }
+      return ulysses_attention(query, key.repeat_interleave(times, 1),
+                               value.repeat_interleave(times, 1), options);
+    });
+    for (const double error :
+         {errors.output, errors.query, errors.key, errors.value}) {
+      EXPECT_LE(error, kUlyssesBound) << key_heads;
+    }
+  }
+}
+
 WORLD_TEST(UlyssesAttention, EqualsItWithScaleAndKeysOfAnotherSequence, 2) {
   auto group = init_process_group();
   expect_same_by_heads({.scale = 0.3, .key_tokens = 7});
@@ -159,9 +192,11 @@ WORLD_TEST(UlyssesAttention, MistakesAreNamed, 2) {
   };
   EXPECT_EQ(error(3, 3),
             "ulysses_attention: the numbers of heads and of key heads must be "
-            "multiples of the 2 ranks, got 3 and 3; repeat key heads, use "
-            "fewer ranks, or use ring_attention()");
-  EXPECT_THAT(error(4, 1), HasSubstr("of the 2 ranks, got 4 and 1;"));
+            "multiples of the 2 ranks, got 3 and 3; use fewer ranks, or use "
+            "ring_attention()");
+  EXPECT_THAT(error(4, 1),
+              HasSubstr("of the 2 ranks, got 4 and 1; repeat keys and values, "
+                        "repeat_interleave(2, /*dim=*/1), use fewer ranks"));
   EXPECT_THAT(error(4, 4, {.dropout_p = 0.5}),
               HasSubstr("ulysses_attention: dropout_p is 0.5"));
   auto first_head = [](const at::Tensor& query, const at::Tensor&,
