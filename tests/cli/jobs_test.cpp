@@ -1083,7 +1083,7 @@ TEST_F(Jobs, TopScrollsAndSorts) {
   job->await_output("ready", 12);
   OnTerminal top({"/usr/bin/env", "TERM=xterm", LOCKSTEP_BIN_DIR "/lockstep",
                   "top", "--interval=100", "many"},
-                 12, 80);
+                 13, 80);
   ASSERT_TRUE(top.await_text("workers 1 to 5 of 12")) << top.shown();
   EXPECT_THAT(top.shown(), HasSubstr("\033[1mrank"))
       << "a terminal has colours";
