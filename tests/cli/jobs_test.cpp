@@ -388,8 +388,7 @@ TEST_F(Jobs, TheAgentOutlivesEveryQuestion) {
         "{\"question\": \"attach\", \"local_rank\": -1}",
         "{\"question\": \"attach\", \"local_rank\": 1}",
         "{\"question\": \"attach\", \"local_rank\": \"0\"}",
-        "{\"question\": \"watch\"}",
-        "{\"question\": \"stop_profile\"}",
+        "{\"question\": \"watch\"}", "{\"question\": \"stop_profile\"}",
         "{\"question\": \"watch\", \"milliseconds\": -5}",
         "{\"question\": \"watch\", \"milliseconds\": 1e300}",
         "{\"question\": \"profile\", \"milliseconds\": 0}"}) {
