@@ -158,8 +158,7 @@ TEST(JobView, TheWorkersTogetherHaveALine) {
   view.workers[0].resident_bytes.reset();
   EXPECT_THAT(view_text(view, false),
               HasSubstr("\ntogether: 25600 samples/s, 200 % CPU, 147 MiB\n"));
-  EXPECT_THAT(view_text(view_of_ranks(1), false),
-              Not(HasSubstr("together")));
+  EXPECT_THAT(view_text(view_of_ranks(1), false), Not(HasSubstr("together")));
 }
 
 // It changed with each picture when all ranks were about equally fast.

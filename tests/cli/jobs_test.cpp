@@ -400,8 +400,7 @@ TEST_F(Jobs, TheAgentOutlivesEveryQuestion) {
         "{\"question\": \"attach\", \"local_rank\": -1}",
         "{\"question\": \"attach\", \"local_rank\": 1}",
         "{\"question\": \"attach\", \"local_rank\": \"0\"}",
-        "{\"question\": \"watch\"}",
-        "{\"question\": \"stop_profile\"}",
+        "{\"question\": \"watch\"}", "{\"question\": \"stop_profile\"}",
         "{\"question\": \"watch\", \"milliseconds\": -5}",
         "{\"question\": \"watch\", \"milliseconds\": 1e300}",
         "{\"question\": \"profile\", \"milliseconds\": 0}"}) {
@@ -1120,7 +1119,7 @@ TEST_F(Jobs, TopScrollsAndSorts) {
   job->await_output("ready", 12);
   OnTerminal top({"/usr/bin/env", "TERM=xterm", LOCKSTEP_BIN_DIR "/lockstep",
                   "top", "--interval=100", "many"},
-                 12, 80);
+                 13, 80);
   ASSERT_TRUE(top.await_text("workers 1 to 5 of 12")) << top.shown();
   EXPECT_THAT(top.shown(), HasSubstr("\033[1mrank"))
       << "a terminal has colours";

@@ -177,7 +177,11 @@ TEST_F(ScalingReport, ReadsWhatOtherProgramsPrint) {
     rows.push_back(std::regex_replace(line, std::regex("  +"), "|"));
   }
   EXPECT_THAT(rows,
-              ElementsAre("1 rank|300|300|300|1.00|100 %|3.33",
+              ElementsAre("2 ranks train 2.00 times as fast as one (100 % of "
+                          "ideal), 2.00 times as fast as one process with 2 "
+                          "threads, and 3.00 times as fast as the compared "
+                          "command.",
+                          "1 rank|300|300|300|1.00|100 %|3.33",
                           "2 ranks|600|600|600|2.00|100 %|3.33",
                           "1 process, 2 threads|300|300|300|1.00|50 %|6.67",
                           "compared, 1|100|100|100|0.33|33 %|10.0",

@@ -38,7 +38,8 @@ std::vector<ListedJob> listed(const std::vector<RunningJob>& jobs) {
     } catch (const std::exception&) {
       // It has ended since it was found, or its agent is stopped.
       const auto now = running_jobs();
-      if (std::ranges::find(now, job.socket, &RunningJob::socket) == now.end()) {
+      if (std::ranges::find(now, job.socket, &RunningJob::socket) ==
+          now.end()) {
         continue;
       }
     }

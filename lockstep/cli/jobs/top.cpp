@@ -296,6 +296,7 @@ std::vector<ViewLine> top_picture(const JobView& view, const Events& events,
                                          widths);
   std::ranges::copy(table.lines, std::back_inserter(lines));
   std::ranges::copy(tail, std::back_inserter(lines));
+  lines.push_back({});
   std::vector<std::string> hidden;
   if (last - choice.first_worker < count) {
     hidden.push_back("workers " + std::to_string(choice.first_worker + 1) +
@@ -333,6 +334,7 @@ std::optional<std::string> show_job(JobLink& link,
       }
       now_view.slowest_rank = awaited.update(
           view_of(moments.front(), now).slowest_rank, now.time_ns);
+      events.take(link.board());
       events.compare(view, now_view);
       view = std::move(now_view);
       moments.push_back(std::move(now));

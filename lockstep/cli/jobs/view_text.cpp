@@ -128,10 +128,9 @@ bool is_shown(const Column& column, const JobView& view) {
 std::vector<size_t> order_of(const JobView& view, const TableLayout& layout) {
   std::vector<size_t> order(view.workers.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  const auto* column =
-      std::ranges::find_if(kColumns, [&](const Column& each) {
-        return layout.sorted_by == each.title;
-      });
+  const auto* column = std::ranges::find_if(kColumns, [&](const Column& each) {
+    return layout.sorted_by == each.title;
+  });
   if (column == kColumns.end()) column = kColumns.begin();
   std::ranges::stable_sort(order, [&](size_t a, size_t b) {
     const auto first = column->key(view.workers[a]);
@@ -143,7 +142,8 @@ std::vector<size_t> order_of(const JobView& view, const TableLayout& layout) {
 }
 
 // Returns which columns fit.
-std::vector<bool> fitting(const JobView& view, const std::vector<size_t>& widths,
+std::vector<bool> fitting(const JobView& view,
+                          const std::vector<size_t>& widths,
                           size_t most_characters) {
   std::vector<bool> fits(kColumns.size());
   std::vector<size_t> by_importance(kColumns.size());
@@ -219,7 +219,8 @@ std::vector<ViewLine> head_lines(const JobView& view) {
                       std::to_string(job.restart) + " of " +
                       std::to_string(job.max_restarts) + "; " +
                       running_text(job) + " workers run";
-  if (job.standby > 0) state += ", " + std::to_string(job.standby) + " stand by";
+  if (job.standby > 0)
+    state += ", " + std::to_string(job.standby) + " stand by";
   if (job.nnodes > 1) {
     state += " on this node, which is " + std::to_string(job.node_rank) +
              " of " + std::to_string(job.nnodes);
@@ -242,8 +243,8 @@ WorkerTable worker_table(const JobView& view, const TableLayout& layout,
     auto& row = cells.emplace_back();
     for (size_t i = 0; i < kColumns.size(); ++i) {
       row.push_back(kColumns[i].text(worker));
-      widths[i] = std::max(
-          {widths[i], row[i].size(), std::string_view(kColumns[i].title).size()});
+      widths[i] = std::max({widths[i], row[i].size(),
+                            std::string_view(kColumns[i].title).size()});
     }
   }
   const auto fits = fitting(view, widths, layout.most_characters);
@@ -266,7 +267,8 @@ WorkerTable worker_table(const JobView& view, const TableLayout& layout,
   }
   const auto order = order_of(view, layout);
   const size_t first = std::min(layout.first_worker, order.size());
-  const size_t last = first + std::min(layout.most_workers, order.size() - first);
+  const size_t last =
+      first + std::min(layout.most_workers, order.size() - first);
   for (size_t place = first; place < last; ++place) {
     const WorkerView& worker = view.workers[order[place]];
     auto& row = rows.emplace_back();
@@ -274,8 +276,8 @@ WorkerTable worker_table(const JobView& view, const TableLayout& layout,
       if (fits[i]) row.push_back(std::move(cells[order[place]][i]));
     }
     const bool awaited = view.slowest_rank == worker.worker.rank;
-    looks.push_back(std::max(look_of(worker),
-                             awaited ? Look::notice : Look::plain));
+    looks.push_back(
+        std::max(look_of(worker), awaited ? Look::notice : Look::plain));
   }
   const std::string text = table_text(rows, right);
   size_t begin = 0;
@@ -314,8 +316,9 @@ std::vector<std::string> column_titles(const JobView& view) {
 std::string view_text(const JobView& view, bool coloured) {
   std::vector<size_t> widths;
   std::string text;
-  for (const auto& part : {head_lines(view), worker_table(view, {}, widths).lines,
-                           tail_lines(view)}) {
+  for (const auto& part :
+       {head_lines(view), worker_table(view, {}, widths).lines,
+        tail_lines(view)}) {
     for (const ViewLine& line : part) text += line_text(line, coloured) + "\n";
   }
   return text;

@@ -120,19 +120,25 @@ std::string result_text(const std::vector<ScalingTable>& tables) {
       return "Only one process was measured, with " +
              number(ranks->samples_per_s) + " samples/s.";
     }
-    text += (text.empty() ? "" : " ") + ranks->which.label() + " train " +
-            format("%.2f", ranks->speed_up) + " times as fast as one (" +
-            format("%.0f %%", 100 * ranks->efficiency) + " of ideal)";
+    text += (text.empty() ? "" : " ") + ranks->which.label() + " train ";
+    std::vector<std::string> parts{
+        format("%.2f times as fast as one (%.0f %% of ideal)", ranks->speed_up,
+               100 * ranks->efficiency)};
     for (const auto& row : table.rows) {
       if (row.which.nproc != nproc || row.which.side == ScalingSide::ranks) {
         continue;
       }
-      text += ", and " +
-              format("%.2f", ranks->samples_per_s / row.samples_per_s) +
-              " times as fast as " +
-              (row.which.side == ScalingSide::compared
-                   ? "the compared command"
-                   : format("one process with %d threads", nproc));
+      parts.push_back(format("%.2f times as fast as ",
+                             ranks->samples_per_s / row.samples_per_s) +
+                      (row.which.side == ScalingSide::compared
+                           ? "the compared command"
+                           : format("one process with %d threads", nproc)));
+    }
+    for (size_t i = 0; i < parts.size(); ++i) {
+      text += (i == 0                  ? ""
+               : i + 1 == parts.size() ? ", and "
+                                       : ", ") +
+              parts[i];
     }
     text += table.scaling == Scaling::weak
                 ? "."
