@@ -17,8 +17,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using std::chrono::seconds;
 using ::testing::AllOf;
-using ::testing::ContainsRegex;
 using ::testing::AnyOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 // A world whose ranks were started wrongly.
