@@ -137,9 +137,9 @@ std::string ending_of(const WorkerFailure& failure) {
 
 // Returns "failed on node 1 (its host): " and what headline() ends with.
 std::string what_happened(const WorkerFailure& failure) {
-  return std::string(failure.hung ? "hung"
+  return std::string(failure.hung         ? "hung"
                      : only_left(failure) ? "left while others needed it"
-                                  : "failed") +
+                                          : "failed") +
          (failure.node.empty() ? "" : " on " + failure.node) + ": " +
          (words_lead(failure) ? first_line(words_of(failure))
                               : ending_of(failure));

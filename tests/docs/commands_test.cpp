@@ -96,17 +96,16 @@ class Documentation : public ProgramTest,
                         fs::path(LOCKSTEP_TORCH_PYTHON).parent_path().string() +
                         ":" + std::getenv("PATH")});
     std::vector<std::string> environment{
-        "OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=",
-        "PORT=" + std::to_string(port_.port()),
+        "OMP_NUM_THREADS=1",
+        "CUDA_VISIBLE_DEVICES=", "PORT=" + std::to_string(port_.port()),
         // Otherwise torch leaves a folder in TMPDIR.
         "TORCHINDUCTOR_CACHE_DIR=" + scratch().string()};
     // So does torchrun, which starts the page's scripts.
     if (!page_["scripts"].empty()) {
       environment.push_back("TMPDIR=" + scratch().string());
     }
-    return run_program(command,
-                       {.environment = environment, .folder = scratch()},
-                       kAllowed);
+    return run_program(
+        command, {.environment = environment, .folder = scratch()}, kAllowed);
   }
 
   json page_;

@@ -32,7 +32,8 @@ std::vector<ListedJob> listed(const std::vector<RunningJob>& jobs) {
   for (const RunningJob& job : jobs) {
     ListedJob one{.job = job};
     try {
-      one.status = JobLink(job, /*keeps_root=*/true).watch(std::chrono::milliseconds(0));
+      one.status =
+          JobLink(job, /*keeps_root=*/true).watch(std::chrono::milliseconds(0));
       one.running_seconds =
           static_cast<double>(steady_ns() - one.status->started_ns) / 1e9;
     } catch (const std::exception&) {

@@ -83,9 +83,9 @@ struct RanksTraces {
   std::string folder;  // its folder for this profile
 };
 
-// Moves the trace that a rank names to the folder `to`. Returns its new path; an
-// empty one if it could not. Nothing else can be moved so: the rank may be another user's, and this
-// process root's.
+// Moves the trace that a rank names to the folder `to`. Returns its new path;
+// an empty one if it could not. Nothing else can be moved so: the rank may be
+// another user's, and this process root's.
 fs::path take_trace(const RanksTraces& traces, const fs::path& named,
                     const fs::path& to) {
   const fs::path name = fs::path(traces.folder) / named.filename();

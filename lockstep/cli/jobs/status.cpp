@@ -25,7 +25,8 @@ int print_status(const std::string& job, bool as_json) {
     // JSON is for programs, which expect the document of one job.
     if (const auto all = running_jobs();
         job.empty() && all.size() > 1 && !as_json) {
-      write_output(jobs_text(all) + "\nlockstep status JOB shows one of them.\n");
+      write_output(jobs_text(all) +
+                   "\nlockstep status JOB shows one of them.\n");
       return 0;
     }
     JobLink link(find_job(job_argument(job)));
