@@ -68,7 +68,13 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
 }
 
 void ShardingRoot::check_forward() {
-  if (depth_ == 1 && phase_ == Phase::forward) require_full_unwritten();
+  if (depth_ != 1 || phase_ != Phase::forward) return;
+  try {
+    require_full_unwritten();
+  } catch (...) {
+    give_up();  // if the others wrote nothing, they go on to their backward
+    throw;
+  }
 }
 
 void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,

@@ -328,6 +328,42 @@ WORLD_TEST(FsdpForward, ForwardMustNotWriteParameters, 1, 2) {
   });
 }
 
+struct MayWriteImpl : torch::nn::Module {
+  MayWriteImpl() { layer = register_module("layer", Linear(4, 4)); }
+  at::Tensor forward(const at::Tensor& x) {
+    if (writes) {
+      const torch::NoGradGuard no_grad;
+      layer->weight.add_(0);
+    }
+    return layer(x);
+  }
+  Linear layer{nullptr};
+  bool writes = false;
+};
+TORCH_MODULE(MayWrite);
+
+// The other ranks waited until the timeout.
+WORLD_TEST(FsdpForward, AParameterThatOneRankWritesIsToldToAll, 2, 3) {
+  auto group = init_process_group();
+  FullyShard<MayWrite> unit(MayWrite(), {});
+  const auto x = torch::ones({2, 4});
+  for (int step = 0; step < 6; ++step) {
+    const int writer = step % world.size;
+    const bool any_writes = step % 2 == 1;
+    unit.ptr()->writes = any_writes && world.rank == writer;
+    const auto said = message_of([&] { unit(x).sum().backward(); });
+    if (!any_writes) {
+      EXPECT_EQ(said, "");
+    } else if (world.rank == writer) {
+      EXPECT_THAT(said, HasSubstr("the full parameter layer.weight was "
+                                  "written"));
+    } else {
+      EXPECT_THAT(
+          said, HasSubstr("rank " + std::to_string(writer) + " has given up"));
+    }
+  }
+}
+
 // ---- Several backward passes ----
 
 // Also gives an auxiliary loss, and keeps one.

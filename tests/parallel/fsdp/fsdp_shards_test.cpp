@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/barriers.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/parallel/swa/averaged_model.h"
@@ -107,6 +108,47 @@ WORLD_TEST(FsdpShards, AnAverageIsASecondFullyShard, 1, 2, 3) {
                 }),
                 HasSubstr("has divided only one of the model and its average"));
   });
+}
+
+// Shards had one dimension until lately, also in the optimizer's state.
+WORLD_TEST(FsdpShards, SnapshotsOfShardsOfOneDimensionAreLoaded, 1, 2, 3) {
+  auto group = init_process_group();
+  const std::string path = (world.folder / "old").string() + "/";
+  BothNets nets({});
+  auto old = BothNets::seeded<PlainNet>({});
+  torch::optim::AdamW old_optimizer(old->parameters(), adamw());
+  const auto shards = nets.model.ptr()->named_parameters();
+  const auto whole = nets.plain->named_parameters();
+  for (auto& item : old->named_parameters()) {
+    const auto layout = *layout_of(shards[item.key()]);
+    const auto part = [&](const at::Tensor& tensor) {
+      return tensor.detach()
+          .flatten()
+          .slice(0, layout.range->begin, layout.range->end)
+          .clone();
+    };
+    at::Tensor& parameter = item.value();
+    parameter.set_data(part(parameter));
+    set_layout(parameter, layout);
+    at::Tensor gradient = torch::randn_like(whole[item.key()]);
+    all_reduce(gradient);
+    whole[item.key()].mutable_grad() = gradient;
+    parameter.mutable_grad() = part(gradient);
+  }
+  for (int step = 0; step < 2; ++step) {
+    nets.plain_optimizer.step();
+    old_optimizer.step();
+  }
+  save_snapshot(path, {.model = old.ptr(), .optimizer = &old_optimizer});
+
+  TrainingState state{.model = nets.model.ptr(), .optimizer = &nets.optimizer};
+  ASSERT_TRUE(load_snapshot(path, state));
+  nets.expect_equal(0);
+  for (int step = 0; step < 3; ++step) {
+    nets.plain_step(step, world.size);
+    nets.step(step, world.rank);
+  }
+  nets.expect_equal(1e-12);
 }
 
 struct StepsAtOnce : torch::autograd::PostAccumulateGradHook {

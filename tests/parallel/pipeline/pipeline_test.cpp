@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/checkpoint/full_state_dict.h"
@@ -721,6 +723,77 @@ WORLD_TEST(Pipeline, WithDdpGradientsAreAveragedAfterTheLastBackward, 4) {
       }
     }
   }
+}
+
+// One of two stages, the first of which returns bfloat16.
+struct LoweredStageImpl : torch::nn::Module {
+  explicit LoweredStageImpl(int index) {
+    torch::manual_seed(7 + index);
+    layers = register_module("layers", Sequential(torch::nn::Linear(8, 8)));
+    if (index == 0) return;
+    layers->push_back(torch::nn::Tanh());
+    layers->push_back(
+        torch::nn::LayerNorm(torch::nn::LayerNormOptions({8}).eps(0.1)));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const Autocast mixed(at::kCPU, at::kBFloat16, enabled);
+    return layers->forward(x);
+  }
+  Sequential layers{nullptr};
+  bool enabled = true;
+};
+TORCH_MODULE(LoweredStage);
+
+// The error that refuses mixed_precision recommends Autocast in forward.
+WORLD_TEST(Pipeline, StagesOfDdpMayUseAutocastInForward, 4) {
+  auto world_group = init_process_group();
+  std::vector<ProcessGroupPtr> columns{new_group({0, 1}), new_group({2, 3})};
+  std::vector<ProcessGroupPtr> rows{new_group({0, 2}), new_group({1, 3})};
+  const ProcessGroupPtr column = columns[static_cast<size_t>(world.rank / 2)];
+  const ProcessGroupPtr row = rows[static_cast<size_t>(world.rank % 2)];
+  LoweredStage part(column->rank());
+  using Ddp = DistributedDataParallel<LoweredStage>;
+  Ddp lowered(
+      part, {.process_group = row,
+             .mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+  EXPECT_THAT(message_of([&] { PipelineStage(column->rank(), lowered); }),
+              HasSubstr("use Autocast in the module's forward"));
+
+  LoweredStage mine(column->rank());
+  Ddp wrapper(mine, {.process_group = row});
+  Pipeline pipeline(
+      {{column->rank(), wrapper}},
+      {.schedule = schedule_1f1b(2, 4), .loss = mse, .group = column});
+  torch::manual_seed(3);
+  const at::Tensor x = torch::randn({16, 8}), y = torch::randn({16, 8});
+  const int64_t begin = 8 * (world.rank / 2);
+  pipeline.step(x.slice(0, begin, begin + 8), y.slice(0, begin, begin + 8));
+
+  // One process runs the same micro-batches, because other sums are rounded
+  // otherwise.
+  const auto gradients_of = [&](bool enabled) {
+    LoweredStage first(0), second(1);
+    first->enabled = second->enabled = enabled;
+    for (int i = 0; i < 8; ++i) {
+      const at::Tensor output =
+          second->forward(first->forward(x.slice(0, 2 * i, 2 * i + 2)));
+      EXPECT_EQ(output.scalar_type(), at::kFloat);
+      (mse(output, y.slice(0, 2 * i, 2 * i + 2)) / 8).backward();
+    }
+    std::vector<at::Tensor> gradients;
+    for (const auto& parameter :
+         (column->rank() == 0 ? first : second)->parameters()) {
+      gradients.push_back(parameter.grad());
+    }
+    return gradients;
+  };
+  const auto expected = gradients_of(true), full = gradients_of(false);
+  double rounding = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_LT(distance(mine->parameters()[i].grad(), expected[i]), 1e-6) << i;
+    rounding = std::max(rounding, distance(expected[i], full[i]));
+  }
+  EXPECT_GT(rounding, 1e-4);  // it was computed in bfloat16
 }
 
 // The wrapper's buckets do the averaging, so that each replica may step a part.
