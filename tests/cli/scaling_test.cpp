@@ -162,6 +162,22 @@ TEST_F(ScalingReport, EachRankLeavesASummary) {
   }
 }
 
+TEST_F(ScalingReport, SaysWhatToChangeIfThreadsAreFaster) {
+  const auto report_of = [&](const std::string& ranks_rate) {
+    return report(
+        {"--nproc=1,2", "--rounds=1", "--",
+         script("[ $RANK = 0 ] && echo $(($OMP_NUM_THREADS == 2 ? 150 : "
+                "$WORLD_SIZE == 2 ? " +
+                ranks_rate + " : 100)) samples/s; exit 0")});
+  };
+  const auto slower = report_of("140");
+  ASSERT_EQ(slower.exit_code, 0) << slower.err;
+  EXPECT_THAT(slower.out,
+              HasSubstr("threads. Threads are faster here. Change the line of "
+                        "the optimizer first: from torch::optim"));
+  EXPECT_THAT(report_of("160").out, Not(HasSubstr("Threads are faster")));
+}
+
 TEST_F(ScalingReport, ReadsWhatOtherProgramsPrint) {
   const auto result = report(
       {"--nproc=1,2", "--rounds=1", "--rate-pattern", "rate=([0-9]+)",

@@ -61,7 +61,8 @@ std::vector<std::vector<std::string>> cells_of(const ScalingTable& table,
 std::string title_of(Scaling scaling);
 
 // Returns the result in a sentence: how much faster the most ranks train than
-// one process, and than what was measured beside them.
+// one process, and than what was measured beside them; and what to change if
+// threads are faster.
 std::string result_text(const std::vector<ScalingTable>& tables);
 // Returns a sentence if the machine was busy before the runs, so that the
 // figures say little; else nothing. `machine` is of machine_facts().
