@@ -97,10 +97,15 @@ std::vector<Endpoint> given_endpoints(
     return all;
   }
   if (!arguments.rdzv_endpoint.empty()) {
-    return {parse_endpoint("--rdzv-endpoint", arguments.rdzv_endpoint, 29500)};
+    const int port =
+        arguments.master_port.empty()
+            ? 29500
+            : static_cast<int>(
+                  parse_int("--master-port", arguments.master_port, 0, 65535));
+    return {parse_endpoint("--rdzv-endpoint", arguments.rdzv_endpoint, port)};
   }
   const auto or_variable = [](const std::string& given, const char* name) {
-    return given.empty() ? get_env(name).value_or("") : given;
+    return given.empty() ? stripped(get_env(name).value_or("")) : given;
   };
   const std::string port = or_variable(arguments.master_port, "MASTER_PORT");
   if (port.empty()) return {};

@@ -229,14 +229,26 @@ std::string stripped(std::string_view text) {
 
 void strip_numbers(RunArguments& arguments) {
   RunArguments& all = arguments;
-  for (std::string* text :
-       {&all.nproc_per_node, &all.nnodes, &all.node_rank, &all.master_addr,
-        &all.master_port, &all.local_addr, &all.rdzv_endpoint,
-        &all.max_restarts, &all.max_membership_changes, &all.scale_up_wait,
-        &all.leave_out_after, &all.standby, &all.monitor_interval,
-        &all.shutdown_timeout, &all.failure_shutdown_timeout,
-        &all.leftover_timeout, &all.omp_threads, &all.metrics_port,
-        &all.hang_timeout}) {
+  for (std::string* text : {&all.nproc_per_node,
+                            &all.nnodes,
+                            &all.node_rank,
+                            &all.master_addr,
+                            &all.master_port,
+                            &all.local_addr,
+                            &all.rdzv_endpoint,
+                            &all.max_restarts,
+                            &all.max_membership_changes,
+                            &all.scale_up_wait,
+                            &all.leave_out_after,
+                            &all.standby,
+                            &all.monitor_interval,
+                            &all.shutdown_timeout,
+                            &all.failure_shutdown_timeout,
+                            &all.leftover_timeout,
+                            &all.omp_threads,
+                            &all.metrics_port,
+                            &all.metrics_address,
+                            &all.hang_timeout}) {
     *text = stripped(*text);
   }
 }

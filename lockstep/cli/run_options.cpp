@@ -634,7 +634,8 @@ std::optional<MetricsOptions> metrics_options(const RunArguments& arguments) {
       .is_open = arguments.metrics_insecure};
   if (!arguments.metrics_address.empty()) {
     metrics.address = arguments.metrics_address;
-    metrics.secret = job_secret(arguments.rdzv_secret_file);
+    if (!metrics.is_open)
+      metrics.secret = job_secret(arguments.rdzv_secret_file);
   }
   return metrics;
 }

@@ -1130,8 +1130,12 @@ TEST_F(Jobs, TopScrollsAndSorts) {
   top.type("\033[B");
   EXPECT_TRUE(top.await_text("workers 8 to 12 of 12"));
   top.type("\033[B");  // the last one stays at the end
+  top.forget();
   top.type("g");
   EXPECT_TRUE(top.await_text("workers 1 to 5 of 12"));
+  top.type("jj");  // two keys at once
+  EXPECT_TRUE(top.await_text("workers 3 to 7 of 12"));
+  top.type("g");
   top.forget();
   top.type("r");
   EXPECT_TRUE(top.await_text("\r\n  11  ")) << top.shown();

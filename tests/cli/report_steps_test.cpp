@@ -383,7 +383,6 @@ TEST(Straggler, AreNotRanksThatAreSlowInTurnNorOnesSlowOnce) {
   EXPECT_EQ(balance.lost_ns, 0);
 }
 
-// What is little of a step is no matter, how ever much it is of the own time.
 // Ranks whose own times vary by chance: one of them is a little slower in the
 // mean, and was called a straggler.
 TEST(Straggler, IsNotNoise) {
@@ -490,6 +489,7 @@ TEST(OperatorFlops, AreThoseOfProductsAndConvolutions) {
             0);
 }
 
+// What is little of a step does not matter, however much it is of the own time.
 TEST(Straggler, IsMoreThanAFewPerCentOfAStepSlower) {
   EXPECT_THAT(
       compare_ranks({{0, {step_of(8, 92)}}, {1, {step_of(4, 96)}}}).stragglers,

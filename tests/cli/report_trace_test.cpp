@@ -223,8 +223,12 @@ TEST_F(ReportTrace, OperationsAreTakenFromTheTraceOrFromTheSizesOfProducts) {
 
 TEST_F(ReportTrace, ConvolutionsAreCountedOrTheReportSaysThatTheyAreNot) {
   json events = step_events(1, 0, 30);
-  events[2]["args"] = {{"Input Dims", json::parse("[[100,20],[20,50]]")}};
   events.push_back(event("aten::convolution", "cpu_op", 60, 65));
+  write_rank(0, trace(0, 1, events));
+  EXPECT_THAT(report().out,
+              HasSubstr("model: no operations are counted: record "
+                        "their sizes (record_shapes)\n"));
+  events[2]["args"] = {{"Input Dims", json::parse("[[100,20],[20,50]]")}};
   write_rank(0, trace(0, 1, events));
   EXPECT_THAT(report().out,
               HasSubstr(" a rank, without the convolutions: record their sizes "

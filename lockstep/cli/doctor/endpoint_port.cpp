@@ -44,9 +44,12 @@ Finding check_endpoint(const Endpoint& endpoint, bool others) {
   const auto interface = interface_of(*own);
   const std::string on = interface ? interface->name : "lo";
   finding.values["interface"] = on;
-  const int error = error_of_listening(endpoint, *own);
+  // To listen for a moment would take the port from a node that begins to.
+  const int error = others ? 0 : error_of_listening(endpoint, *own);
   if (error == 0) {
-    finding.found = "the port of " + where + " is free, on " + on;
+    finding.found = (others ? where + " is an address of this host, on "
+                            : "the port of " + where + " is free, on ") +
+                    on;
     if (!own->is_loopback() && interface && interface->leads_nowhere) {
       finding.warn("No cable leads to " + on +
                    ", so other hosts may have its "
@@ -60,7 +63,6 @@ Finding check_endpoint(const Endpoint& endpoint, bool others) {
   finding.found =
       listens ? "a process listens at " + where
               : "nothing can listen at " + where + ": " + std::strerror(error);
-  if (listens && others) return finding;
   // One that accepts connections may be that of a job that runs.
   finding.advise(listens ? Health::warn : Health::fail,
                  error == EADDRINUSE

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
@@ -83,14 +84,15 @@ std::string table_of(const std::vector<ListedJob>& jobs) {
       {"job", "run id", "state", "for", "workers", "restarts", "program"}};
   for (const ListedJob& one : jobs) {
     if (const auto& status = one.status) {
-      rows.push_back({name_of(one.job), status->run_id, name_of(status->state),
+      rows.push_back({name_of(one.job), shown_line(status->run_id),
+                      name_of(status->state),
                       duration_text(one.running_seconds), running_text(*status),
                       std::to_string(status->restart) + " of " +
                           std::to_string(status->max_restarts),
                       program_text(status->program)});
     } else {
-      rows.push_back({name_of(one.job), one.job.run_id, "no answer", "-", "-",
-                      "-", one.job.command});
+      rows.push_back({name_of(one.job), shown_line(one.job.run_id), "no answer",
+                      "-", "-", "-", shown_line(one.job.command)});
     }
   }
   return table_text(rows, {0, 3, 4, 5});

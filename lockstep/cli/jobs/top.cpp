@@ -23,6 +23,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
@@ -83,8 +84,9 @@ class Screen {
     std::string frame = "\033[H";
     for (size_t row = 0; row < std::min(space.rows, lines.size()); ++row) {
       if (row > 0) frame += "\r\n";
-      frame += line_text({cut(lines[row].text, space.columns), lines[row].look},
-                         coloured_);
+      frame += line_text(
+          {cut(shown_line(lines[row].text), space.columns), lines[row].look},
+          coloured_);
       frame += "\033[K";
     }
     put(frame + "\033[J");
@@ -238,6 +240,16 @@ class Events {
   int64_t last_ = 0;
 };
 
+// Returns how many bytes the first of the keys has: an escape sequence, or one.
+size_t key_bytes(std::string_view keys) {
+  if (keys.size() < 3 || keys[0] != '\033' ||
+      (keys[1] != '[' && keys[1] != 'O')) {
+    return 1;
+  }
+  const size_t end = keys.find_first_not_of("0123456789;", 2);
+  return end == std::string_view::npos ? keys.size() : end + 1;
+}
+
 // What the user has chosen to see.
 struct Choice {
   size_t first_worker = 0;
@@ -245,10 +257,10 @@ struct Choice {
   bool is_reversed = false;
   size_t page = 1;  // workers that fit on the screen
 
-  // Obeys keys as xterm sends them.
-  void obey(std::string_view keys, const std::vector<std::string>& titles) {
+  // Obeys a key as xterm sends it.
+  void obey(std::string_view key, const std::vector<std::string>& titles) {
     const auto is = [&](std::initializer_list<std::string_view> any) {
-      return std::ranges::find(any, keys) != any.end();
+      return std::ranges::find(any, key) != any.end();
     };
     if (is({"\033[A", "\033OA", "k"}) && first_worker > 0) --first_worker;
     if (is({"\033[B", "\033OB", "j"})) ++first_worker;
@@ -350,7 +362,11 @@ std::optional<std::string> show_job(JobLink& link,
       screen.show(top_picture(view, events, screen.size(), choice, widths));
       const auto keys = screen.await_keys(next);
       if (!keys) return std::nullopt;
-      choice.obey(*keys, column_titles(view));
+      for (std::string_view rest = *keys; !rest.empty();) {
+        const size_t bytes = key_bytes(rest);
+        choice.obey(rest.substr(0, bytes), column_titles(view));
+        rest.remove_prefix(bytes);
+      }
     } while (!next.expired());
   }
 }

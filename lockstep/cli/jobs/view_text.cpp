@@ -242,7 +242,7 @@ WorkerTable worker_table(const JobView& view, const TableLayout& layout,
   for (const WorkerView& worker : view.workers) {
     auto& row = cells.emplace_back();
     for (size_t i = 0; i < kColumns.size(); ++i) {
-      row.push_back(kColumns[i].text(worker));
+      row.push_back(shown_line(kColumns[i].text(worker)));
       widths[i] = std::max({widths[i], row[i].size(),
                             std::string_view(kColumns[i].title).size()});
     }

@@ -149,8 +149,10 @@ std::string result_text(const std::vector<ScalingTable>& tables) {
   }
   if (threads_win) {
     text +=
-        " Threads are faster here. Change the line of the optimizer first: from "
-        "torch::optim to lockstep::optim, and then to a ZeroRedundancyOptimizer "
+        " Threads are faster here. Change the line of the optimizer first: "
+        "from "
+        "torch::optim to lockstep::optim, and then to a "
+        "ZeroRedundancyOptimizer "
         "with shared_parameters; more samples in a step help next.";
   }
   return text;

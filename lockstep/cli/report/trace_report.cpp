@@ -309,6 +309,9 @@ std::string trace_table(const TraceReport& report) {
       out << ", without the convolutions: record their sizes (record_shapes)";
     }
     out << '\n';
+  } else if (report.uncounted_convolutions > 0) {
+    out << "model: no operations are counted: record their sizes "
+           "(record_shapes)\n";
   }
   if (report.ranks.size() > 1) out << "clocks: " << clocks_line(report) << '\n';
   out << operator_table(report);
