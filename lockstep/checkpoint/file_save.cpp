@@ -19,6 +19,7 @@
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/state_items.h"
 #include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/checkpoint/utf8.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
 
@@ -150,7 +151,11 @@ void FileSave::collect(const TrainingState& state,
                        const SnapshotOptions& options, size_t ranks) {
   require_for_file(state, options, ranks);
   snapshot_ = snapshot_of_training(state, /*objects=*/writes_);
-  if (writes_) check_snapshot_file(path_, snapshot_);
+  if (writes_) {
+    check_snapshot_file(path_, snapshot_);
+  } else {  // names are compared
+    for (const auto& entry : all_tensors()) require_utf8(entry.name);
+  }
   const auto add_buffers = [&](const torch::nn::Module& module,
                                const std::string& prefix) {
     for (const ModuleTensor& tensor : tensors_of(module)) {
@@ -211,7 +216,8 @@ std::vector<TensorToWrite> FileSave::replicas() {
   if (!compares_) return {};
   auto all = all_tensors();
   std::erase_if(all, [this](const TensorToWrite& entry) {
-    return entry.is_buffer || of_first_rank_.contains(set_of(entry.name));
+    return entry.is_buffer || entry.tensor->is_meta() ||
+           of_first_rank_.contains(set_of(entry.name));
   });
   return all;
 }

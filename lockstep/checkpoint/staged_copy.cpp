@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/comm/version_of.h"
 
 namespace lockstep::internal {
 namespace {
@@ -31,10 +32,6 @@ size_t aligned(size_t bytes) {
 bool has_plain_bytes(const at::Tensor& tensor) {
   return tensor.device().is_cpu() && tensor.is_non_overlapping_and_dense() &&
          !tensor.is_neg() && !tensor.is_conj();
-}
-
-uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ class StagedCopy {
     at::Tensor from;
     at::Tensor to;        // not defined if only checksums are wanted,
     uint64_t* checksums;  // which come here
-    uint32_t version;
+    int64_t version;
   };
   // A range of a tensor's bytes.
   struct Piece {

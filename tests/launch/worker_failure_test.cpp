@@ -84,7 +84,7 @@ TEST(WorkerFailure, RankThatOthersNameComesFirst) {
                                    "rank 0: all_reduce #5 failed: rank 7"));
   named.logs.clear();
   named.last_line = "no such\x1b[2J";
-  EXPECT_THAT(summary(named),
+  EXPECT_THAT(summary({.all = {&named}}),
               ::testing::EndsWith(": its last line: no such [2J"));
   named.exit_code = 0;
   named.signal.reset();

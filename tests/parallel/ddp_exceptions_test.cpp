@@ -222,7 +222,29 @@ WORLD_TEST(DdpExceptions, ASkippedBackwardWhoseGraphIsKeptIsNamed, 2) {
         for (int number = 1; number < 5; ++number) step(number);
       },
       ThrowsMessage<c10::DistBackendError>(
-          HasSubstr("rank 1 number 3 after 1 forward without a backward")));
+          HasSubstr("rank 1 number 2 after 1 forward without a backward")));
+}
+
+// Results that one rank keeps, and that go through no backward on any rank.
+// Regression: they counted as left out on the others only.
+WORLD_TEST(DdpExceptions, AResultThatOneRankKeepsIsLeftOutLikeTheOthers, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+    std::vector<at::Tensor> kept;
+    for (int step = 0; step < 3; ++step) {
+      auto output = model(rows(7));
+      if (world.rank == step % 2) kept.push_back(output);
+      output = model(rows(world.rank, step));
+      output.square().sum().backward();
+    }
+    kept.push_back(model(rows(7)));
+    model.join([&] {
+      for (int step = 0; step < 3 * world.rank; ++step) {
+        model(rows(world.rank, step)).square().sum().backward();
+      }
+    });
+  });
 }
 
 // Episodes of different lengths, as in reinforcement learning. Regression: the

@@ -391,6 +391,7 @@ class LateStore : public c10d::PrefixStore {
  public:
   using PrefixStore::compareSet;
   using PrefixStore::PrefixStore;
+  using PrefixStore::wait;
   ~LateStore() override { arrive(); }
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     const std::lock_guard lock(mutex_);
@@ -414,6 +415,11 @@ class LateStore : public c10d::PrefixStore {
     arrive();
     return PrefixStore::check(keys);
   }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    arrive();
+    PrefixStore::wait(keys, timeout);
+  }
 
  private:
   void arrive() {
@@ -430,7 +436,7 @@ class LateStore : public c10d::PrefixStore {
 WORLD_TEST(DistributedDataParallel, ADifferenceThatTheStoreHearsLateIsNamed,
            2) {
   auto group = init_process_group(
-      "gloo", {.timeout = std::chrono::seconds(20),
+      "gloo", {.timeout = std::chrono::seconds(60),
                .world_size = world.size,
                .rank = world.rank,
                .store = c10::make_intrusive<LateStore>(

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep::internal {
@@ -69,7 +70,11 @@ std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
   for (size_t rank = 0; rank < claims.size(); ++rank) {
     for (const Json& claim : claims[rank]) {
       const auto name = claim.at("name").get<std::string>();
-      if (claim.contains(kOfFirstRank) && plan.tensors.contains(name)) continue;
+      const bool of_first_rank = claim.contains(kOfFirstRank);
+      if (of_first_rank && plan.tensors.contains(name) &&
+          claim.at("placement") == text_of(Placement(Replicate{}))) {
+        continue;
+      }
       const SavePlan::Tensor tensor{
           dtype_of_safetensors(claim.at("dtype").get<std::string>()),
           claim.at("shape").get<Sizes>(),
@@ -78,6 +83,7 @@ std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
       if (claim.contains(kDuplicate) && owned.contains(name)) continue;
       const auto add_holder = [&](Box box) {
         auto& list = holders[{name, std::move(box)}];
+        if (of_first_rank && !list.empty()) return;
         if (list.empty() || list.back() != rank) list.push_back(rank);
       };
       // A rank may claim no box of a tensor without elements.

@@ -59,19 +59,26 @@ class BackwardTracker::AccumulatedHook final
 // share it, so it is destroyed with the last of them.
 class BackwardTracker::Awaited {
  public:
-  Awaited(std::weak_ptr<BackwardTracker> tracker, uint64_t round)
-      : tracker_(std::move(tracker)), round_(round) {}
+  explicit Awaited(std::weak_ptr<BackwardTracker> tracker)
+      : tracker_(std::move(tracker)) {}
   Awaited(const Awaited&) = delete;
   Awaited& operator=(const Awaited&) = delete;
   ~Awaited() { end(/*left_out=*/true); }
+  // The node that has made one of its results.
+  void add(torch::autograd::Node* node) { nodes_.push_back(node); }
+  bool is_in(const std::unordered_set<torch::autograd::Node*>& graph) const {
+    return std::ranges::any_of(
+        nodes_, [&](auto* node) { return graph.contains(node); });
+  }
   void end(bool left_out) noexcept {
-    const auto tracker = std::exchange(tracker_, {}).lock();
-    if (tracker) tracker->on_awaited_end(round_, left_out);
+    if (const auto tracker = tracker_.lock()) {
+      tracker->on_awaited_end(*this, left_out);
+    }
   }
 
  private:
-  std::weak_ptr<BackwardTracker> tracker_;
-  const uint64_t round_;
+  const std::weak_ptr<BackwardTracker> tracker_;
+  std::vector<torch::autograd::Node*> nodes_;
 };
 
 // Runs before autograd processes the node that made a result of a forward.
@@ -233,8 +240,8 @@ void BackwardTracker::begin_forward(bool synchronizes, bool counts) {
   synchronizes_ = synchronizes;
   if (synchronizes) ++forwards_;
   if (synchronizes && counts) {
-    ++waiting_;
-    awaited_ = std::make_shared<Awaited>(weak_from_this(), round_);
+    awaited_ = std::make_shared<Awaited>(weak_from_this());
+    waiting_.push_back(awaited_.get());
   }
   forward_ = Position{this_thread(), at::sequence_number::peek()};
 }
@@ -246,6 +253,7 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   const auto& node = tensor.grad_fn();
   if (!node) return;
   if (is_older(*node)) return;  // passed through
+  if (awaited_) awaited_->add(node.get());
   node->add_pre_hook(std::make_unique<ResultHook>(
       weak_from_this(), synchronizes_ ? forwards_ : 0, awaited_,
       parameters_ > 0 ? owner_ : std::weak_ptr<const void>()));
@@ -447,13 +455,16 @@ std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
 
 void BackwardTracker::begin_averaging(int id) {
   averaging_ = id;
+  const auto& graph = *torch::autograd::get_current_graph_task_nodes_in_graph();
+  left_out_ += std::ranges::count_if(
+      waiting_, [&](const Awaited* forward) { return !forward->is_in(graph); });
   const auto left_out = take_left_out();
   try {
     refuse_second_average();
     listener_->backward_begins(left_out);
   } catch (...) {
     averaging_ = kNoTask;
-    end_round(/*averaged=*/false);
+    waiting_.clear();
     find_task(id)->kind = Kind::failed;
     throw;
   }
@@ -518,22 +529,21 @@ void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
   const std::lock_guard lock(mutex_);
   if (forward <= averaged_ || listener_ == nullptr) return;
   listener_->forward_lost(take_left_out());
-  end_round(/*averaged=*/false);
+  waiting_.clear();
 }
 
-void BackwardTracker::on_awaited_end(uint64_t round, bool left_out) noexcept {
+// A forward from before the last average, or before an iteration that was given
+// up, does not wait any more.
+void BackwardTracker::on_awaited_end(const Awaited& forward,
+                                     bool left_out) noexcept {
   const std::lock_guard lock(mutex_);
-  if (round != round_) return;
-  --waiting_;
-  if (left_out) ++left_out_;
+  if (std::erase(waiting_, &forward) > 0 && left_out) ++left_out_;
 }
 
-// What still waits after an average was left out of it. A pass that was given
-// up belongs to an iteration that no rank has.
-void BackwardTracker::end_round(bool averaged) noexcept {
-  const auto waiting = std::exchange(waiting_, 0);
-  if (averaged) left_out_ += waiting;
-  ++round_;
+int64_t BackwardTracker::shadow_averaging() {
+  const std::lock_guard lock(mutex_);
+  left_out_ += static_cast<int64_t>(std::exchange(waiting_, {}).size());
+  return take_left_out();
 }
 
 // Whether no hook of the user comes after `hook`, which has just run.
@@ -615,7 +625,7 @@ void BackwardTracker::on_task_end(int id) {
   } leave{*this};
   if (averaging_ != id) return;
   averaging_ = kNoTask;
-  end_round(/*averaged=*/true);
+  waiting_.clear();
   listener_->backward_ends();
 }
 
@@ -628,7 +638,7 @@ void BackwardTracker::on_task_death(int id) noexcept {
   if (!kind || listener_ == nullptr) return;
   if (averaging_ == id) {
     averaging_ = kNoTask;
-    end_round(/*averaged=*/false);
+    waiting_.clear();
     listener_->backward_given_up();
   }
   if (*kind != Kind::foreign && --entered_ == 0) listener_->graph_left();

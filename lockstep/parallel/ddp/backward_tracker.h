@@ -25,8 +25,8 @@ class BackwardListener {
   // A backward pass that averages begins. Called before any gradient of the
   // pass, except for a gradient that reaches its parameter without passing
   // through a result of forward. `left_out`: of how many counted forwards
-  // before it no backward was made, as far as is known: their results are
-  // destroyed, or were left out of the averaging backward before.
+  // before it no backward was made, since the average before: their results are
+  // destroyed, or this backward does not go through them.
   virtual void backward_begins(int64_t left_out) = 0;
   // Autograd has added to the .grad of the parameter with this index, in the
   // averaging backward or in one nested in it. May be called several times for
@@ -147,8 +147,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // Returns whether a result is a view that the forward has made.
   bool is_own_view(const at::Tensor& tensor) const;
   void end_forward(bool threw);
-  // Returns BackwardListener's `left_out`, and begins to count anew.
-  int64_t take_left_out();
+  // Tells that this rank takes part in an average without a backward. Returns
+  // BackwardListener's `left_out`.
+  int64_t shadow_averaging();
 
   // During an averaging backward, returns for each parameter whether the
   // current graph leads to it.
@@ -207,8 +208,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   bool is_last(size_t index, const AccumulatedHook& hook) const;
   void on_result(bool synchronizes);
   void on_result_lost(uint64_t forward) noexcept;
-  void on_awaited_end(uint64_t round, bool left_out) noexcept;
-  void end_round(bool averaged) noexcept;
+  void on_awaited_end(const Awaited& forward, bool left_out) noexcept;
+  int64_t take_left_out();
   void on_task_end(int id);
   void on_task_death(int id) noexcept;
 
@@ -245,11 +246,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   uint64_t averaged_ = 0;
   // Whether grad() has used up the graph of one of the others.
   bool spent_ = false;
-  // The number of averaging passes that have ended, in whatever way. Of the
-  // counted forwards since then: how many wait for a backward, and how many
-  // cannot have one, with those that the last pass left out.
-  uint64_t round_ = 0;
-  int64_t waiting_ = 0;
+  // Of the counted forwards since the last averaging pass has ended, in
+  // whatever way: those that wait for a backward, and how many cannot have one.
+  std::vector<const Awaited*> waiting_;
   int64_t left_out_ = 0;
   // The start of the nodes that a task makes with create_graph.
   struct Derivatives {

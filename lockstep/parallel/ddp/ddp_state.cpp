@@ -14,6 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/reducer.h"
@@ -534,7 +535,7 @@ DdpState::Noted DdpState::noted_now() const {
   Noted now{.averages = reducer_->steps()};
   const auto& parameters = reducer_->parameters();
   for (const auto& parameter : parameters) {
-    now.versions += parameter.tensor._version();
+    now.versions += version_of(parameter.tensor);
   }
   if (parameters.empty()) return now;  // all are delayed
   const auto& last = parameters.back().tensor;
@@ -575,7 +576,7 @@ std::vector<uint32_t> DdpState::versions() const {
   if (!low_ && options_.process_group->size() == 1) return versions;
   versions.reserve(parameters_.size());
   for (const auto& parameter : parameters_) {
-    versions.push_back(parameter.tensor._version());
+    versions.push_back(version_of(parameter.tensor));
   }
   return versions;
 }
@@ -583,7 +584,7 @@ std::vector<uint32_t> DdpState::versions() const {
 void DdpState::require_unwritten(const std::vector<uint32_t>& versions) const {
   for (size_t i = 0; i < versions.size(); ++i) {
     const auto& [name, tensor] = parameters_[i];
-    if (tensor._version() == versions[i]) continue;
+    if (version_of(tensor) == versions[i]) continue;
     throw std::logic_error(c10::str(
         "DistributedDataParallel: forward has written parameter '", name, "', ",
         low_

@@ -659,7 +659,7 @@ void Reducer::shadow_backward() {
   } shadowing{shadows_};
   shadows_ = true;
   try {
-    begin_reduction(tracker_->take_left_out());
+    begin_reduction(tracker_->shadow_averaging());
     gradients_.release();
     // Zeros are contributed instead of what no_sync() has accumulated.
     std::ranges::fill(used_, 0);

@@ -488,7 +488,7 @@ void UnitForward::finish_written_inputs() {
 
 void UnitForward::end() {
   finish_written_inputs();
-  unit_->root()->check_forward();
+  unit_->root()->check_forward(has_graph_);
   ended_ = true;
   unit_->root()->end_forward(*unit_, call_.get(), has_graph_);
 }

@@ -67,12 +67,17 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
   return at::GradMode::is_enabled() ? unit.make_call(forwards_) : nullptr;
 }
 
-void ShardingRoot::check_forward() {
+void ShardingRoot::check_forward(bool has_graph) {
   if (depth_ != 1 || phase_ != Phase::forward) return;
   try {
     require_full_unwritten();
   } catch (...) {
-    give_up();  // if the others wrote nothing, they go on to their backward
+    // If the others wrote nothing, they go on.
+    if (has_graph) {
+      give_up();
+    } else {
+      end_reading();
+    }
     throw;
   }
 }

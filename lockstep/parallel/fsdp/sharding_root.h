@@ -107,9 +107,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // result requires grad.
   std::shared_ptr<UnitCall> begin_forward(ShardedUnit& unit);
   // Throws std::invalid_argument if full parameters were written in the
-  // outermost forward, which ends. If the ranks share memory, backwards of the
-  // others that wait for this rank throw, too.
-  void check_forward();
+  // outermost forward, which ends. `has_graph`: as in end_forward(). If the
+  // ranks share memory, backwards of the others that reduce throw, too.
+  void check_forward(bool has_graph);
   void end_forward(ShardedUnit& unit, UnitCall* call, bool has_graph);
   void forward_threw(ShardedUnit& unit) noexcept;
   void before_backward(UnitCall& call);

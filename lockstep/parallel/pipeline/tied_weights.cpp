@@ -13,6 +13,7 @@
 
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/comm/reductions.h"
+#include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 
 namespace lockstep::internal {
@@ -201,7 +202,7 @@ void TiedWeights::begin(bool training) {
     weight.versions.clear();
     weight.earlier.clear();
     for (const Holder& holder : weight.mine) {
-      weight.versions.push_back(holder.registered._version());
+      weight.versions.push_back(version_of(holder.registered));
       if (!training || !weight.trains()) continue;
       weight.earlier.push_back(std::exchange(holder.gradient(), {}));
     }
@@ -212,7 +213,7 @@ void TiedWeights::require_unwritten() const {
   for (const Weight& weight : weights_) {
     for (size_t i = 0; i < weight.mine.size(); ++i) {
       const Holder& holder = weight.mine[i];
-      if (holder.registered._version() == weight.versions[i]) continue;
+      if (version_of(holder.registered) == weight.versions[i]) continue;
       throw std::logic_error(c10::str(
           "Pipeline: forward of stage ", holder.stage,
           " has written parameter \"", holder.name,

@@ -362,6 +362,17 @@ WORLD_TEST(FsdpForward, AParameterThatOneRankWritesIsToldToAll, 2, 3) {
           said, HasSubstr("rank " + std::to_string(writer) + " has given up"));
     }
   }
+  // Without a graph there is no backward that could throw.
+  for (int step = 0; step < 4; ++step) {
+    const bool writes = step % 2 == 1 && world.rank == 0;
+    unit.ptr()->writes = writes;
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_EQ(message_of([&] { unit(x); }).empty(), !writes);
+    }
+    unit.ptr()->writes = false;
+    EXPECT_EQ(message_of([&] { unit(x).sum().backward(); }), "");
+  }
 }
 
 // ---- Several backward passes ----
