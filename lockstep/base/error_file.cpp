@@ -87,7 +87,8 @@ bool failure_noted() noexcept {
 std::string noted_echo() {
   Noted& all = noted();
   std::lock_guard lock(all.mutex);
-  return all.kind == FailureKind::echo ? all.message : "";
+  const bool is_own = all.pid == ::getpid();
+  return is_own && all.kind == FailureKind::echo ? all.message : "";
 }
 
 void forget_failure() noexcept {

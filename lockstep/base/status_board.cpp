@@ -239,6 +239,7 @@ StatusBoard::ProfileRequest StatusBoard::last_profile() const {
 }
 
 void StatusBoard::stop_profile(int64_t number) {
+  if (number != last_profile().number) return;
   header().stopped_profile.store(number, std::memory_order_release);
   wake();
 }

@@ -234,6 +234,7 @@ JobStatus JobLink::watch(milliseconds how_long) {
   if (!reply.descriptor) {
     fail("gave an answer that this lockstep does not read");
   }
+  if (!nlohmann::json::accept(reply.text)) fail("has ended");
   JobStatus status = job_status_of(reply.text);
   board_.emplace(StatusBoard::map(std::move(reply.descriptor)));
   return status;

@@ -6,7 +6,8 @@ namespace lockstep::internal {
 
 // The user whose job a command looks at, with the rights that go with it. Root
 // may look at the jobs of all users, but what a job names, a file or a program,
-// must not become root's to read, move or run.
+// must not become root's to read, move or run. (Groups that the user has beside
+// its first one are not among these rights.)
 struct JobOwner {
   uid_t user = 0;
   gid_t group = 0;

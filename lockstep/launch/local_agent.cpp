@@ -117,7 +117,7 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
         if (board_) board_->add_event(text.substr(0, text.find('\n')));
       }),
       child_events_(open_child_events()),
-      mux_(report),
+      mux_([this](const std::string& text) { report_(text); }),
       job_(std::move(job)),
       started_ns_(steady_ns()) {
   adopt_orphans();
@@ -862,7 +862,10 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
               (leaves_ ? " makes this node leave the job" : " ends the job"));
     return;
   }
-  if (stop_.kill_at) return;  // they are already being stopped, and faster
+  if (stop_.kill_at) {  // they are already being stopped
+    end_sparing();
+    return;
+  }
   group_->settle();
   stop_.signal = signal;
   stop_.allowed = options_.shutdown_timeout;
@@ -900,7 +903,8 @@ void LocalAgent::stop_after_failure() {
   stop_.kill_at = Deadline::after(stop_.allowed);
   if (group_->spare_named()) {
     stop_.spared_until = stop_.kill_at;
-    stop_.kill_at = Deadline::after(2 * stop_.allowed);
+    stop_.allowed *= 2;
+    stop_.kill_at = Deadline::after(stop_.allowed);
   }
   group_->signal_process_groups(SIGTERM);
   group_->signal_process_groups(SIGCONT);
@@ -912,11 +916,14 @@ void LocalAgent::kill_now() {
   stop_.kill_at = Deadline::after(milliseconds(0));
 }
 
+void LocalAgent::end_sparing() {
+  if (!stop_.spared_until) return;
+  stop_.spared_until.reset();
+  group_->end_spared();
+}
+
 void LocalAgent::enforce_deadline() {
-  if (stop_.spared_until && stop_.spared_until->expired()) {
-    stop_.spared_until.reset();
-    group_->end_spared();
-  }
+  if (stop_.spared_until && stop_.spared_until->expired()) end_sparing();
   if (!stop_.kill_at || !stop_.kill_at->expired() || running() == 0) return;
   if (!stop_.killed) {
     stop_.killed = true;

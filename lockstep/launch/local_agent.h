@@ -54,7 +54,8 @@ struct LocalAgentOptions {
   // How long an agent that ends at a signal may take: after the workers' time
   // it ends leftovers, its output and its membership of the job.
   std::chrono::milliseconds ending_allowance() const {
-    return shutdown_timeout + leftover_timeout + std::chrono::seconds(30);
+    return std::max(shutdown_timeout, 2 * failure_shutdown_timeout) +
+           leftover_timeout + std::chrono::seconds(30);
   }
 };
 
@@ -162,6 +163,7 @@ class LocalAgent {
   void stop_after_failure();
   void stop_for_members();
   void kill_now();
+  void end_sparing();
   void enforce_deadline();
   void look_for_hangs();
   void look_for_snapshot();

@@ -185,6 +185,8 @@ void OutputMux::take(Stream& stream, std::string_view bytes) {
     if (returns ? !stream.partial_line.empty() : !follows) {
       take_line(stream, *sink);
       stream.after_return = returns;
+    } else if (returns) {
+      stream.after_return = follows;
     }
     bytes.remove_prefix(end + 1);
   }
@@ -273,6 +275,7 @@ void OutputMux::write_sink(Sink& sink) {
 void OutputMux::drop_pending(Sink& sink, int error) {
   sink.pending.clear();
   sink.written = 0;
+  if (open_sink_ == &sink) open_id_ = 0;
   if (std::exchange(sink.has_dropped, true)) return;
   notice_(std::string(sink.name) + " of the launcher cannot be written (" +
           std::strerror(error) +

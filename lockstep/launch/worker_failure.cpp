@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <regex>
 #include <string_view>
 #include <tuple>
@@ -89,7 +90,11 @@ std::string words_of(const WorkerFailure& failure) {
     words = "its error file " + failure.error.unreadable;
   }
   std::string line = failure.last_line;
-  if (!failure.logs.empty()) line = failure.logs.front().lines.back();
+  for (const LogTail& log : std::views::reverse(failure.logs)) {
+    for (const auto& one : log.lines) {
+      if (!one.empty()) line = one;
+    }
+  }
   // One that a signal killed has mostly said nothing about it.
   const bool may_have_told = !failure.signal || !failure.named_by.empty();
   if (words.empty() && !line.empty() && may_have_told) {

@@ -322,7 +322,10 @@ void WorkerGroup::signal_process_groups(int signal) const {
 
 void WorkerGroup::kill_workers() {
   killed_ = true;
-  for (const auto& worker : workers_) worker.process.signal(SIGKILL);
+  for (auto& worker : workers_) {
+    worker.is_spared = false;
+    worker.process.signal(SIGKILL);
+  }
 }
 
 size_t WorkerGroup::running() const {

@@ -199,6 +199,10 @@ TEST(StatusPublisher, PassesAProfileOnAndItsOutcomeBack) {
     EXPECT_EQ(board.read(1)->profile_words.view(), "words of /folder/profile2");
     EXPECT_EQ(profiler.stops, 0);
     board.stop_profile(1);  // another one
+    const int64_t asked_ns = steady_ns();
+    ASSERT_TRUE(
+        comes_true([&] { return board.read(1)->published_ns > asked_ns; }));
+    EXPECT_EQ(profiler.stops, 0);
     board.stop_profile(2);
     EXPECT_TRUE(comes_true([&] { return profiler.stops > 0; }));
   }
