@@ -246,8 +246,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   uint64_t averaged_ = 0;
   // Whether grad() has used up the graph of one of the others.
   bool spent_ = false;
-  // Of the counted forwards since the last averaging pass has ended, in
-  // whatever way: those that wait for a backward, and how many cannot have one.
+  // The counted forwards since the last averaging pass has ended, in whatever
+  // way, that wait for a backward; and how many cannot have one.
   std::vector<const Awaited*> waiting_;
   int64_t left_out_ = 0;
   // The start of the nodes that a task makes with create_graph.
