@@ -285,7 +285,7 @@ TEST(TensorDataset, GivesSingleSamplesAsCopies) {
   EXPECT_EQ(sample.target.dim(), 0);
   sample.data.zero_();
   EXPECT_EQ(rows.sum().item<int64_t>(), 15);
-  refuses_index(dataset, 3, "index");
+  refuses_index(dataset, 3, "3 samples");
 }
 
 }  // namespace

@@ -725,7 +725,8 @@ WORLD_TEST(Pipeline, WithDdpGradientsAreAveragedAfterTheLastBackward, 4) {
   }
 }
 
-// One of two stages, the first of which returns bfloat16.
+// One of two stages: the first one gives bfloat16, and the last one float32 for
+// the loss.
 struct LoweredStageImpl : torch::nn::Module {
   explicit LoweredStageImpl(int index) {
     torch::manual_seed(7 + index);
@@ -737,7 +738,8 @@ struct LoweredStageImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) {
     const Autocast mixed(at::kCPU, at::kBFloat16, enabled);
-    return layers->forward(x);
+    const at::Tensor y = layers->forward(x);
+    return layers->size() == 1 ? y : y.to(at::kFloat);
   }
   Sequential layers{nullptr};
   bool enabled = true;
