@@ -909,7 +909,9 @@ TEST_F(Crashes, EveryKindOfEndHasItsWords) {
   EXPECT_THAT(said_after("overflow", 139), HasSubstr("in overflow_here +0x"));
   EXPECT_THAT(said_after("thread", 139), HasSubstr("  in crash_here +0x"));
   EXPECT_THAT(said_after("throw", 134),
-              AllOf(HasSubstr("  thrown by rank 1\n  in "),
+              AllOf(HasSubstr("rank 1 failed: std::runtime_error: thrown by "
+                              "rank 1\n"),
+                    HasSubstr("\n  killed by SIGABRT (exit code 134)\n  in "),
                     Not(HasSubstr("in abort"))));
   EXPECT_THAT(report_, HasSubstr("thrown by rank 1"));
 }

@@ -181,7 +181,8 @@ TEST_F(Output, MessageOfTheErrorFileIsShown) {
       {},
       "printf %s '{\"message\": {\"message\": \"ValueError: bad\\nday\", "
       "\"extraInfo\": {}}}' > $TORCHELASTIC_ERROR_FILE; exit 1");
-  EXPECT_THAT(result.err, HasSubstr("\n  ValueError: bad\n  day\n"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0 failed: ValueError: bad\n"),
+                                HasSubstr("\n  exit code 1\n  day\n")));
 }
 
 // Also half a file, from a worker that died while it wrote.

@@ -196,8 +196,8 @@ INSTANTIATE_TEST_SUITE_P(Of, ShmProtocolMismatch,
 
 std::set<int> ranks_named_in(std::string_view words) {
   std::set<int> named;
-  for (const std::string_view before : {"(rank ", "(ranks ", "; rank ",
-                                        "; ranks "}) {
+  for (const std::string_view before :
+       {"(rank ", "(ranks ", "; rank ", "; ranks "}) {
     for (size_t at = words.find(before); at != std::string_view::npos;
          at = words.find(before, at + 1)) {
       std::string_view rest = words.substr(at + before.size());
