@@ -90,6 +90,9 @@ namespace optim {
 class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
  public:
   using FusedOptimizer::FusedOptimizer;
+  template <class = void>
+  explicit Adam(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

@@ -72,6 +72,9 @@ namespace optim {
 class AdamW : public internal::FusedOptimizer<internal::AdamWTypes> {
  public:
   using FusedOptimizer::FusedOptimizer;
+  template <class = void>
+  explicit AdamW(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

@@ -32,9 +32,6 @@ class FusedOptimizer : public Types::Base, public MaximizeOption {
   explicit FusedOptimizer(const std::vector<Group>& groups,
                           const Options& options = {})
       : FusedOptimizer(with_options(groups, options.to_torch()), options) {}
-  template <class = void>
-  explicit FusedOptimizer(  // no such option
-      const std::vector<at::Tensor>&, ...) = delete;
   // These overloads accept the options of programs that used LibTorch's class.
   template <std::convertible_to<TorchOptions> O>
   FusedOptimizer(std::vector<at::Tensor> parameters, const O& options)

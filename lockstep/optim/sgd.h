@@ -64,6 +64,9 @@ namespace optim {
 class SGD : public internal::FusedOptimizer<internal::SGDTypes> {
  public:
   using FusedOptimizer::FusedOptimizer;
+  template <class = void>
+  explicit SGD(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

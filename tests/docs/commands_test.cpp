@@ -89,23 +89,26 @@ class Documentation : public ProgramTest,
     }
   }
 
-  ProgramResult run_here(std::vector<std::string> command) {
-    command.insert(command.begin(),
-                   {"/usr/bin/env",
-                    "PATH=" LOCKSTEP_BIN_DIR ":" +
-                        fs::path(LOCKSTEP_TORCH_PYTHON).parent_path().string() +
-                        ":" + std::getenv("PATH")});
-    std::vector<std::string> environment{
-        "OMP_NUM_THREADS=1",
-        "CUDA_VISIBLE_DEVICES=", "PORT=" + std::to_string(port_.port()),
-        // Otherwise torch leaves a folder in TMPDIR.
-        "TORCHINDUCTOR_CACHE_DIR=" + scratch().string()};
-    // So does torchrun, which starts the page's scripts.
+  ProgramResult run_here(const std::vector<std::string>& command) {
+    std::vector<std::string> words{
+        "/usr/bin/env",
+        "PATH=" LOCKSTEP_BIN_DIR ":" +
+            fs::path(LOCKSTEP_TORCH_PYTHON).parent_path().string() + ":" +
+            std::getenv("PATH")};
+    // torchrun, which starts the page's scripts, leaves folders in TMPDIR.
     if (!page_["scripts"].empty()) {
-      environment.push_back("TMPDIR=" + scratch().string());
+      words.insert(words.begin() + 1,
+                   {"-u", "TMPDIR", "TMPDIR=" + scratch().string()});
     }
+    words.insert(words.end(), command.begin(), command.end());
     return run_program(
-        command, {.environment = environment, .folder = scratch()}, kAllowed);
+        words,
+        {.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=",
+                         "PORT=" + std::to_string(port_.port()),
+                         // Otherwise torch leaves a folder in TMPDIR.
+                         "TORCHINDUCTOR_CACHE_DIR=" + scratch().string()},
+         .folder = scratch()},
+        kAllowed);
   }
 
   json page_;

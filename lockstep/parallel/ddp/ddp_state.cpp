@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <unordered_set>
 
+#include <ATen/ops/alias.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -19,6 +20,7 @@
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/replica_check.h"
+#include "lockstep/parallel/result_alias.h"
 
 namespace lockstep::internal {
 namespace {
@@ -610,12 +612,27 @@ void DdpState::verify_replicas() const {
       "on all ranks");
 }
 
-void DdpState::ForwardPass::throw_older_graph() {
-  throw mistake(
-      "forward returns, by reference or through a shared_ptr, a parameter "
-      "itself or a tensor that was computed from parameters before, so the "
-      "wrapper cannot tell which backward passes are its own; return the "
-      "tensor by value");
+void DdpState::ForwardPass::take(at::Tensor& tensor) {
+  auto& tracker = state_.reducer_->tracker();
+  const bool older = tracker.has_older_graph(tensor);
+  if (older && tensor.is_leaf()) {
+    tensor = at::alias(tensor);  // the caller may not change it either
+  } else if (older || tracker.is_own_view(tensor)) {
+    tensor = result_alias(tensor);
+  }
+  tracker.result(tensor);
+}
+
+void DdpState::ForwardPass::take(const at::Tensor& tensor) {
+  auto& tracker = state_.reducer_->tracker();
+  if (tracker.has_older_graph(tensor)) {
+    throw mistake(
+        "forward returns, by reference or through a shared_ptr, a parameter "
+        "itself or a tensor that was computed from parameters before, so the "
+        "wrapper cannot tell which backward passes are its own; return the "
+        "tensor by value");
+  }
+  tracker.result(tensor);
 }
 
 void DdpState::after_forward(bool threw) {
@@ -677,8 +694,6 @@ void DdpState::after_join(int last_joiner) {
 }
 
 DdpState::~DdpState() = default;
-
-BackwardTracker& DdpState::tracker() const { return reducer_->tracker(); }
 
 std::vector<std::vector<std::string>> DdpState::bucket_names() const {
   return reducer_->bucket_names();

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <ATen/ops/alias.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -17,7 +16,6 @@
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
-#include "lockstep/parallel/ddp/backward_tracker.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_options.h"
@@ -25,7 +23,6 @@
 #include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/ddp/low_precision_parameters.h"
 #include "lockstep/parallel/join/join.h"
-#include "lockstep/parallel/result_alias.h"
 
 namespace lockstep::internal {
 
@@ -55,26 +52,14 @@ class DdpState final : public Joinable {
     }
     template <typename Result>
     void returns(Result& result) {
-      auto& tracker = state_.tracker();
-      visit_tensors(result, [&tracker]<typename Tensor>(Tensor& tensor) {
-        const bool older = tracker.has_older_graph(tensor);
-        if constexpr (!std::is_const_v<Tensor>) {
-          if (older && tensor.is_leaf()) {
-            tensor = at::alias(tensor);  // the caller may not change it either
-          } else if (older || tracker.is_own_view(tensor)) {
-            tensor = result_alias(tensor);
-          }
-        } else if (older) {
-          throw_older_graph();
-        }
-        tracker.result(tensor);
-      });
+      visit_tensors(result, [this](auto& tensor) { take(tensor); });
     }
     // Throws std::logic_error if forward has written a parameter.
     void require_unwritten() const { state_.require_unwritten(versions_); }
 
    private:
-    [[noreturn]] static void throw_older_graph();
+    void take(at::Tensor& tensor);
+    void take(const at::Tensor& tensor);
     DdpState& state_;
     std::vector<uint32_t> versions_;
     const int exceptions_ = std::uncaught_exceptions();
@@ -97,7 +82,6 @@ class DdpState final : public Joinable {
   // The reducer of the parameters that are trained now, and what it has.
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
-  BackwardTracker& tracker() const;
   std::vector<std::vector<std::string>> bucket_names() const;
   const ProcessGroupPtr& process_group() const {
     return options_.process_group;

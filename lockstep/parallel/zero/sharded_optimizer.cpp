@@ -13,6 +13,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/base/span.h"
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
@@ -114,7 +115,7 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
           "constructed or last called; make the optimizer from a wrapper that "
           "is constructed after such changes");
     }
-    names_.emplace(ddp->module());
+    names_ = std::make_shared<ParameterNames>(ddp->module());
     std::vector<at::Tensor> trained;
     const auto& reducer = ddp->reducer();
     for (size_t i = 0; i < reducer.parameters().size(); ++i) {
@@ -605,7 +606,7 @@ const OptimizerState& ShardedOptimizer::state_dict() const {
 }
 
 void ShardedOptimizer::load_state_dict(const OptimizerState& state) {
-  take_state(state, names_ && has_names(state) ? &*names_ : nullptr);
+  take_state(state, names_ && has_names(state) ? names_.get() : nullptr);
 }
 
 void ShardedOptimizer::load_state_dict(const OptimizerState& state,

@@ -9,7 +9,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/gradient_shards.h"
@@ -26,6 +25,7 @@
 namespace lockstep::internal {
 
 class DdpState;
+class ParameterNames;
 
 // The part of ZeroRedundancyOptimizer that does not depend on the optimizer's
 // type.
@@ -125,7 +125,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   bool cut_;
   Partition partition_;
   // Those of the wrapper's module; none if there is no wrapper.
-  std::optional<ParameterNames> names_;
+  std::shared_ptr<const ParameterNames> names_;
   // What the wrapper trains and reduces in shards; the groups must have it all.
   std::vector<NamedParameter> sharded_;
 
