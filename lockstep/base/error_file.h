@@ -41,8 +41,8 @@ void note_failure(FailureKind kind, std::string_view message) noexcept;
 // Returns whether a failure was noted and not forgotten since.
 bool failure_noted() noexcept;
 
-// Returns the message of the echo that was noted; empty if it was no echo, or
-// nothing was noted.
+// Returns the message of the failure that was noted, if it was an echo.
+// Otherwise returns "".
 std::string noted_echo();
 
 // Removes what note_failure() wrote, because the process goes on well: it has

@@ -3,8 +3,8 @@
 #include <string>
 #include <string_view>
 
-// What other processes say, made safe for a terminal and for a shell. Whatever
-// a command prints passes here, as it may come from another user's job.
+// Makes text of other processes safe for a terminal and for a shell. All that a
+// command prints passes through here, as it may come from another user's job.
 namespace lockstep::internal {
 
 // Returns `text` with a blank for each character that a terminal could obey

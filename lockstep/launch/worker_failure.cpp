@@ -168,8 +168,7 @@ std::string ranks_of(const AlikeFailures& failures) {
 // marks.
 std::string without_own(const std::string& text, int rank) {
   static const std::regex time("[0-9]+ ms");
-  const std::regex own("(^rank |on rank |rank)" + std::to_string(rank) +
-                       "(?![0-9])");
+  const std::regex own("(on rank |rank)" + std::to_string(rank) + "(?![0-9])");
   return std::regex_replace(std::regex_replace(text, time, "* ms"), own, "$1*");
 }
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/ddp/forward_result.h"
 
 namespace lockstep::internal {
@@ -149,9 +150,6 @@ class ForwardArguments {
     at::Tensor other;
     int64_t version;
   };
-  static int64_t version_of(const at::Tensor& tensor) {
-    return tensor.is_inference() ? 0 : tensor._version();
-  }
 
   template <bool only_caller, typename Visit>
   void visit(const Visit& visit) {

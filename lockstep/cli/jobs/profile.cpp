@@ -99,7 +99,7 @@ fs::path take_trace(const RanksTraces& traces, const fs::path& named,
   if (!from || ::fstat(from.get(), &facts) != 0) return {};
   const fs::path copy = to / shown_line(named.filename().string());
   const FileDescriptor into = make_own_file(copy);
-  // What a rank adds later does not count.
+  // Bytes that a rank adds from now on are left out.
   off_t left = facts.st_size;
   while (into && left > 0) {
     const ssize_t count =
@@ -117,7 +117,7 @@ fs::path take_trace(const RanksTraces& traces, const fs::path& named,
   return copy;
 }
 
-// Compresses a trace, to a tenth or less. Leaves it as it is if that fails.
+// Replaces a trace by a compressed file. If that fails, leaves it as it is.
 void compress(const fs::path& file) {
   const std::string compressed = file.string() + ".gz";
   std::ifstream in(file, std::ios::binary);

@@ -93,7 +93,7 @@ std::string text_of(const JobStacks& all) {
   std::string text = stacks_text(all.ranks);
   std::string records;
   for (const RankStacks& rank : all.ranks) {
-    // An option is no path of a rank.
+    // Nothing else is a path: "--help" would be read as an option.
     if (rank.flight_record.starts_with('/')) {
       records += " " + shell_word(rank.flight_record);
     }

@@ -173,8 +173,8 @@ class Screen {
   const bool coloured_ = stdout_has_colours();
 };
 
-// What has happened to the job while it was looked at: what its launcher said,
-// and how its workers' states changed.
+// Collects the events of the job while it is looked at: lines of its launcher,
+// and changes of its workers' states.
 class Events {
  public:
   // Takes the launcher's news from the board. Returns whether the job has
@@ -250,7 +250,7 @@ size_t key_bytes(std::string_view keys) {
   return end == std::string_view::npos ? keys.size() : end + 1;
 }
 
-// What the user has chosen to see.
+// Holds the part and the order of the table that the user has chosen.
 struct Choice {
   size_t first_worker = 0;
   std::string sorted_by = "rank";

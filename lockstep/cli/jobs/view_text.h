@@ -7,7 +7,7 @@
 
 #include "lockstep/cli/jobs/job_view.h"
 
-// What a view of a job looks like on a terminal.
+// Turns the view of a job into lines for a terminal.
 namespace lockstep::internal {
 
 struct ViewLine {
@@ -24,8 +24,9 @@ struct TableLayout {
   // Workers before the first and after the last are left out.
   size_t first_worker = 0;
   size_t most_workers = SIZE_MAX;
-  // The title of a column; empty: the rank. The rank begins with the lowest,
-  // every other column with what is highest, longest or worst.
+  // The title of the column by which workers are sorted. If it is empty, they
+  // are sorted by rank. The lowest rank comes first; of every other column the
+  // highest, longest or worst value does.
   std::string sorted_by{};
   bool is_reversed = false;
 };
@@ -35,15 +36,16 @@ struct WorkerTable {
   std::vector<std::string> left_out{};  // the titles of these columns
 };
 
-// What stands before the table: the job, its state, and what its workers do
-// together.
+// Returns the lines before the table: the job, its state, and the sums over its
+// workers.
 std::vector<ViewLine> head_lines(const JobView& view);
-// `widths` has the widths that the columns had so far, and is changed: a table
-// that is shown again and again does not jump. Empty: the first table.
+// `widths` has the widths of the columns of the last table, or nothing if this
+// is the first one. It is changed; columns only become wider, so that a table
+// which is shown again and again does not jump.
 WorkerTable worker_table(const JobView& view, const TableLayout& layout,
                          std::vector<size_t>& widths);
-// What stands after the table: the rank that the others wait for, and progress
-// bars. Each part begins with an empty line.
+// Returns the lines after the table: the rank that the others wait for, and
+// progress bars. Each part begins with an empty line.
 std::vector<ViewLine> tail_lines(const JobView& view);
 // The titles of the columns by which the view can be sorted, from left to
 // right.
@@ -52,8 +54,8 @@ std::vector<std::string> column_titles(const JobView& view);
 // Returns all of the view, with a newline after each line.
 std::string view_text(const JobView& view, bool coloured);
 
-// Whether colours belong on standard output: it is a terminal that has them,
-// and NO_COLOR (no-color.org) is not set.
+// Returns whether standard output is a terminal that has colours, and NO_COLOR
+// (no-color.org) is not set.
 bool stdout_has_colours();
 // Returns the line with the sequences for its look, or only its text, which
 // shown_line() has made safe.

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/clone_module.h"
 #include "lockstep/parallel/torch_versions.h"
 
@@ -57,10 +58,6 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 bool same_data(const at::Tensor& a, const at::Tensor& b) {
   return same_layout(a, b) && a.is_alias_of(b) &&
          a.storage_offset() == b.storage_offset() && a.strides() == b.strides();
-}
-
-int64_t version(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
 }
 
 std::vector<torch::nn::Module*> children_of(const torch::nn::Module& module) {
@@ -132,7 +129,7 @@ void Replicas::add(const std::string& name, const at::Tensor& original,
     }
     copy->unsafeGetTensorImpl()->set_requires_grad(false);
     tensor.copies.push_back(*copy);
-    tensor.versions.push_back(version(original));
+    tensor.versions.push_back(version_of(original));
   }
   tensors_.push_back(std::move(tensor));
 }
@@ -194,7 +191,7 @@ bool Replicas::refresh_copy(Copied& tensor, size_t copy) {
   // The copy counts as a change only if the original has changed: otherwise
   // what an earlier forward saved is still right.
   untracked(to).copy_(untracked(from), /*non_blocking=*/!device.is_cpu());
-  const auto now = version(from);
+  const auto now = version_of(from);
   if (now != std::exchange(tensor.versions[copy], now)) {
     autograd::impl::bump_version(to);
   }
