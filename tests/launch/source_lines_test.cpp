@@ -87,6 +87,22 @@ TEST_F(SourceLines, OfAThreadAreInWhatLockstepStacksPrints) {
   job->finish();
 }
 
+// A bug: the number of the process that had sent a signal was called an
+// address.
+TEST_F(SourceLines, ASignalThatWasSentHasASenderAndNoAddress) {
+  const auto keep = "--log-dir=" + (scratch() / "logs").string();
+  EXPECT_THAT(run({keep, kProgram}).err,
+              HasSubstr("  SIGSEGV at address 0x0\n"));
+  EXPECT_THAT(run({keep, kProgram, "raise"}).err,
+              HasSubstr("  SIGSEGV, which the process has sent to itself\n"));
+  auto launcher = start({keep, kProgram, "wait"});
+  launcher->await_output("ready");
+  for (const pid_t pid : marked_processes({"RANK=0"})) kill(pid, SIGSEGV);
+  EXPECT_THAT(launcher->finish().err,
+              HasSubstr("  SIGSEGV, which process " + std::to_string(getpid()) +
+                        " has sent\n"));
+}
+
 // The table of symbols, which every program has, was not read.
 TEST_F(SourceLines, AProgramWithoutDebugInformationHasNamedFunctions) {
   const std::string said = said_of_copy("objcopy --strip-debug program");
