@@ -86,5 +86,13 @@ TEST_F(HostileJobs, NothingOfRootIsReadOrSaidRaw) {
   end(*job);
 }
 
+TEST_F(HostileJobs, AreListedWithTheirUser) {
+  auto job = start_hostile("frames");
+  const auto list = run_command({"jobs"});
+  EXPECT_THAT(list.out, AllOf(HasSubstr("  user  "), HasSubstr("  nobody  ")));
+  EXPECT_THAT(run_command({"jobs", "--json"}).out, HasSubstr("\"uid\": 65534"));
+  end(*job);
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

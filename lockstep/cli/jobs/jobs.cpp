@@ -1,5 +1,8 @@
 #include "lockstep/cli/jobs/jobs.h"
 
+#include <pwd.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -25,6 +28,7 @@ constexpr const char* kJobsName = "lockstep jobs";
 struct ListedJob {
   RunningJob job{};
   std::optional<JobStatus> status{};  // nothing: its agent does not answer
+  uid_t user = 0;                     // if it answers
   double running_seconds = 0;
 };
 
@@ -33,8 +37,9 @@ std::vector<ListedJob> listed(const std::vector<RunningJob>& jobs) {
   for (const RunningJob& job : jobs) {
     ListedJob one{.job = job};
     try {
-      one.status =
-          JobLink(job, /*keeps_root=*/true).watch(std::chrono::milliseconds(0));
+      JobLink link(job, /*keeps_root=*/true);
+      one.status = link.watch(std::chrono::milliseconds(0));
+      one.user = link.owner().user;
       one.running_seconds =
           static_cast<double>(steady_ns() - one.status->started_ns) / 1e9;
     } catch (const std::exception&) {
@@ -62,6 +67,7 @@ std::string jobs_json(const std::vector<ListedJob>& jobs) {
       const auto running = std::ranges::count_if(
           status->workers, [](const auto& each) { return !each.exit_code; });
       row.update({{"run_id", status->run_id},
+                  {"uid", one.user},
                   {"state", name_of(status->state)},
                   {"running_seconds", one.running_seconds},
                   {"workers", status->workers.size()},
@@ -79,6 +85,12 @@ std::string jobs_json(const std::vector<ListedJob>& jobs) {
   return document.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
+std::string user_name(uid_t user) {
+  const passwd* entry = ::getpwuid(user);
+  return entry == nullptr ? std::to_string(user) : shown_line(entry->pw_name);
+}
+
+// Has a column of users if some job is another user's.
 std::string table_of(const std::vector<ListedJob>& jobs) {
   std::vector<std::vector<std::string>> rows{
       {"job", "run id", "state", "for", "workers", "restarts", "program"}};
@@ -95,7 +107,17 @@ std::string table_of(const std::vector<ListedJob>& jobs) {
                       "-", "-", "-", shown_line(one.job.command)});
     }
   }
-  return table_text(rows, {0, 3, 4, 5});
+  const bool names_users = std::ranges::any_of(jobs, [](const auto& one) {
+    return one.status && one.user != ::geteuid();
+  });
+  if (!names_users) return table_text(rows, {0, 3, 4, 5});
+  rows[0].insert(rows[0].begin() + 1, "user");
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    auto& row = rows[i + 1];
+    row.insert(row.begin() + 1,
+               jobs[i].status ? user_name(jobs[i].user) : "-");
+  }
+  return table_text(rows, {0, 4, 5, 6});
 }
 
 int print_jobs(bool as_json) {
