@@ -674,7 +674,8 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
                : "only if a worker fails and all start again: all " +
                      std::to_string(*limits().membership_changes) +
                      " membership changes are used "
-                     "(--max-membership-changes)")});
+                     "(--max-membership-changes)") +
+          ", " + name_place()});
     }
     if (auto named = protocol.take_question()) post(CauseWanted{*named});
     if (auto wait = protocol.take_wait()) post(NodesWait{*wait});

@@ -313,10 +313,10 @@ TEST_F(ScalingReport, ATargetThatIsNeverMetIsSaid) {
   EXPECT_THAT(result.out, HasSubstr("not met"));
 }
 
-TEST_F(ScalingReport, AnIgnoredSigchldIsNoMatter) {
+TEST_F(ScalingReport, AnIgnoredSigchldAndAMissingTmpdirAreNoMatter) {
   const auto result =
       run_program({"/bin/sh", "-c",
-                   "trap '' CHLD; exec " LOCKSTEP_BIN_DIR
+                   "trap '' CHLD; TMPDIR=/missing exec " LOCKSTEP_BIN_DIR
                    "/lockstep report scaling --nproc=1 --rounds=1 -- " +
                        script("echo 5 samples/s")});
   EXPECT_EQ(result.exit_code, 0) << result.err;

@@ -22,6 +22,7 @@
 #include "lockstep/launch/child_process.h"
 #include "lockstep/launch/descendants.h"
 #include "lockstep/launch/program.h"
+#include "lockstep/launch/run_directory.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::internal {
@@ -37,12 +38,12 @@ constexpr milliseconds kLeftoverGrace{200};
 constexpr milliseconds kPollInterval{20};
 constexpr size_t kLastLines = 15;
 
-// A folder in TMPDIR that is removed at the end.
+// A temporary folder that is removed at the end.
 class RunFolder {
  public:
   RunFolder() {
     std::string name =
-        (fs::temp_directory_path() / "lockstep_scaling_XXXXXX").string();
+        (find_temporary_place().folder / "lockstep_scaling_XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw_errno("mkdtemp " + name);
     path_ = name;
   }
