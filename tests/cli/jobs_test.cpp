@@ -221,19 +221,22 @@ TEST_F(Jobs, AllJobsAreListed) {
   auto two = start_job("listed_2", {"sh", "-c", "echo ready; exec sleep 60"});
   one->await_output("ready", 2);
   two->await_output("ready");
-  // Without JOB, status prints the list. Other tests' jobs may be in it.
+  // Without JOB, status prints the list. Other tests' jobs may be in it, and
+  // then a column of users.
   for (const char* command : {"jobs", "status"}) {
     const auto list = run_command({command});
     EXPECT_EQ(list.exit_code, 0) << list.err;
+    EXPECT_THAT(
+        list.out,
+        ContainsRegex("^ *job +(user +)?run id +state +for +workers +restarts "
+                      "+program\n"));
     EXPECT_THAT(list.out,
-                ContainsRegex("^ *job +run id +state +for +workers +restarts "
-                              "+program\n"));
-    EXPECT_THAT(list.out, ContainsRegex(" *" + std::to_string(one->pid()) +
-                                        " +listed_1 +running +00:0.:.. +2 of 2 "
-                                        "+0 of 3 +sh -c echo ready"));
+                ContainsRegex(" *" + std::to_string(one->pid()) +
+                              " +(root +)?listed_1 +running +00:0.:.. +2 of 2 "
+                              "+0 of 3 +sh -c echo ready"));
     EXPECT_THAT(list.out,
                 ContainsRegex(std::to_string(two->pid()) +
-                              " +listed_2 +running .*1 of 1 +0 of 0"));
+                              " +(root +)?listed_2 +running .*1 of 1 +0 of 0"));
     EXPECT_THAT(list.out, Not(HasSubstr("\033")));
   }
   EXPECT_EQ(run_command({"status", "--json"}).exit_code, 2)

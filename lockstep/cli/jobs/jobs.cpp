@@ -114,8 +114,7 @@ std::string table_of(const std::vector<ListedJob>& jobs) {
   rows[0].insert(rows[0].begin() + 1, "user");
   for (size_t i = 0; i < jobs.size(); ++i) {
     auto& row = rows[i + 1];
-    row.insert(row.begin() + 1,
-               jobs[i].status ? user_name(jobs[i].user) : "-");
+    row.insert(row.begin() + 1, jobs[i].status ? user_name(jobs[i].user) : "-");
   }
   return table_text(rows, {0, 4, 5, 6});
 }
