@@ -68,7 +68,7 @@ TEST_F(LeftFile, AnOwnFileTakesThePlaceOfWhatIsThere) {
   EXPECT_FALSE(write_own_file(inside() / "folder", "own"));
 }
 
-// A bug (FAULTS 33): the file that is written before it is renamed had a name
+// A bug (Fault 33): the file that is written before it is renamed had a name
 // that others could guess, and a link there led to any file of the user.
 TEST_F(LeftFile, WritingAsideFollowsNoLinkAtItsName) {
   const fs::path report = inside() / "report.json";

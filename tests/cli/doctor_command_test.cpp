@@ -148,7 +148,7 @@ TEST_F(Doctor, ASmallDevShmIsAWarning) {
   EXPECT_NE(checks["all_reduce"]["health"], "fail");
 }
 
-// FAULTS 32: in each case lockstep run writes elsewhere.
+// Fault 32: in each case lockstep run writes elsewhere.
 TEST_F(Doctor, ATmpdirThatCannotBeWrittenIsAWarning) {
   const std::string in_namespace = "unshare --user --map-root-user --mount ";
   if (!makes_namespaces("--user --map-root-user --mount")) {

@@ -1,4 +1,4 @@
-// FAULTS 33: root looks at the job of another user, whose worker names paths,
+// Fault 33: root looks at the job of another user, whose worker names paths,
 // leaves pipes and links, and says escape sequences (hostile_worker.cpp).
 #include <gmock/gmock.h>
 #include <signal.h>

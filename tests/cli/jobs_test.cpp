@@ -292,7 +292,7 @@ TEST_F(Jobs, AJobThatIsNotThereIsOneLine) {
   end(*two);
 }
 
-// FAULTS 32: containers with one network and PID namespaces of their own, in
+// Fault 32: containers with one network and PID namespaces of their own, in
 // which the agents have the same process ids. A bug: the names of their sockets
 // collided, and the second job ended.
 TEST_F(Jobs, ContainersThatShareANetworkDoNotCollide) {

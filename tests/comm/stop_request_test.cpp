@@ -1,4 +1,4 @@
-// FAULTS 25: signals that end a training at a step on which all ranks agree.
+// Fault 25: signals that end a training at a step on which all ranks agree.
 #include <gmock/gmock.h>
 #include <signal.h>
 

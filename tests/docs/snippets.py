@@ -57,6 +57,7 @@ MAIN = re.compile(r"^int main\(")
 # Snippets that save; a second start finds the file in its folder.
 SAVES = re.compile(r"\bsave_(snapshot|state_dict)\(")
 NAMES_PAGE = "docs/names.md"
+FAULTS_PAGE = "docs/faults.md"
 # A name of Lockstep in a row of its tables.
 NAME = re.compile(r"`([^`]+)`")
 # A link within the repository, or a picture.
@@ -403,6 +404,17 @@ def check_headers(source, page, text):
                               f"declares {name}")
 
 
+def check_tests(source, page, text):
+    """Each test that the page names exists."""
+    tests = {match for path in (source / "tests").rglob("*.cpp")
+             for match in re.findall(r"\bTEST(?:_[FP])?\((\w+),\s*(\w+)",
+                                     path.read_text())}
+    for number, line in enumerate(text.splitlines(), 1):
+        for name in NAME.findall(line):
+            if re.fullmatch(r"\w+\.\w+", name) and tuple(name.split(".")) not in tests:
+                raise Mistake(f"{page}:{number}: there is no test {name}")
+
+
 def check_beginning(page, text):
     """A page begins with a sentence on what it is for."""
     title, first = [line for line in text.splitlines() if line.strip()][:2]
@@ -447,6 +459,8 @@ def main():
             command_entries({page: pages[page]})
             if command == "check" and page == NAMES_PAGE:
                 check_headers(source, page, texts[page])
+            if command == "check" and page == FAULTS_PAGE:
+                check_tests(source, page, texts[page])
             if command == "check":
                 check_beginning(page, texts[page])
                 check_links(source, page, texts[page])

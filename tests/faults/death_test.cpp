@@ -1,4 +1,4 @@
-// Ranks that die or stop: faults 1, 2, 3 and 6 of those that must be survived.
+// Ranks that die or stop: faults 1, 2, 3 and 6 of docs/faults.md.
 #include <gmock/gmock.h>
 #include <signal.h>
 

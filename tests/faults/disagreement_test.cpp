@@ -1,5 +1,5 @@
-// Ranks that do different things: faults 11, 12 and 13 of those that must be
-// survived.
+// Ranks that do different things: faults 11, 12 and 13 of
+// docs/faults.md.
 #include <gmock/gmock.h>
 #include <signal.h>
 

@@ -1,5 +1,5 @@
 // Shared memory that is left behind, missing, or attacked by others: faults 8,
-// 9 and 10 of those that must be survived.
+// 9 and 10 of docs/faults.md.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // More ranks than cores, several jobs, ranks in containers: faults 23 and 24 of
-// those that must be survived.
+// docs/faults.md.
 #include <gmock/gmock.h>
 #include <signal.h>
 

@@ -1,5 +1,5 @@
 // Training in which ranks are killed, stopped or fail: faults 1, 2, 3, 13, 14,
-// 15 and 16 of those that must be survived, for DistributedDataParallel and the
+// 15 and 16 of docs/faults.md, for DistributedDataParallel and the
 // sharded optimizer.
 #include <gmock/gmock.h>
 #include <signal.h>

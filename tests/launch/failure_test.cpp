@@ -1,4 +1,4 @@
-// FAULTS 4, 5, 7, 24 and 25: deaths of workers, of the launcher and its agent,
+// Faults 4, 5, 7, 24 and 25: deaths of workers, of the launcher and its agent,
 // and signals. Bounds on time are wide: the machine may be busy.
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -268,7 +268,7 @@ TEST_F(LauncherFaults, AgentThatIsStoppedAfterTheSignalIsContinued) {
   EXPECT_EQ(count(result.out, "saved\n"), 1);
 }
 
-// FAULTS 33: a process that opens a pipe without a writer waits for ever.
+// Fault 33: a process that opens a pipe without a writer waits for ever.
 TEST_F(LauncherFaults, PipesLeftAsFilesHoldNobody) {
   const auto logs = scratch() / "logs";
   const auto result = run_script(

@@ -113,7 +113,7 @@ TEST_F(Kubernetes, PyTorchJobOfOneReplica) {
   EXPECT_EQ(result.out, "0 at " + address() + "\n");
 }
 
-// FAULTS 32: the name of a new pod is known some seconds after its start.
+// Fault 32: the name of a new pod is known some seconds after its start.
 TEST_F(Kubernetes, TrainJobOfOneNodeWaitsForItsName) {
   const std::string in_namespace =
       "unshare --user --map-root-user --mount --net ";

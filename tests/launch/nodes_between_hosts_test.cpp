@@ -183,7 +183,7 @@ TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
   EXPECT_THAT(first.err, AllOf(HasSubstr("node 1 ("), HasSubstr("was lost")));
 }
 
-// FAULTS 31, with ranks that reduce all the time.
+// Fault 31, with ranks that reduce all the time.
 TEST_F(NodesBetweenHosts, CollectivesGoOnAfterACut) {
   for (const int host : {0, 1}) {
     start_on(host, host,
@@ -314,7 +314,7 @@ void join_again(const NetworkHosts& hosts, int host) {
   }
 }
 
-// FAULTS 31. The network is cut in five jobs at once: of a node, of the host of
+// Fault 31. The network is cut in five jobs at once: of a node, of the host of
 // the store, and one way.
 TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
   const std::vector<std::string> none;

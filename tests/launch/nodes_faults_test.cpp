@@ -1,4 +1,4 @@
-// FAULTS 4, 6, 11 and 25 over several nodes: deaths of workers, agents,
+// Faults 4, 6, 11 and 25 over several nodes: deaths of workers, agents,
 // launchers and of the store's host; restarts; signals.
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -415,7 +415,7 @@ TEST_F(NodesFaults, KilledLauncherEndsTheOtherNodeAtOnce) {
   node(1).finish(seconds(25));
 }
 
-// FAULTS 21: strangers reach the port of a job that runs.
+// Fault 21: strangers reach the port of a job that runs.
 TEST_F(NodesFaults, StrangersAtTheStoreDoNotDisturbTheJob) {
   const auto end = scratch() / "end";
   start_two({},

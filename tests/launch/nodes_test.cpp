@@ -278,7 +278,7 @@ TEST_F(Nodes, WorkersDoNotGetTheSecret) {
   EXPECT_EQ(second->finish().out, "none\n");
 }
 
-// FAULTS 22. The stranger gives up; the node with the right secret then comes.
+// Fault 22. The stranger gives up; the node with the right secret then comes.
 TEST_F(Nodes, NodeWithAnotherSecretIsRefusedAndTheJobGoesOn) {
   auto first = start_script(meeting(endpoint(), 2, 0), "echo ran");
   await_store();
@@ -322,7 +322,7 @@ TEST_F(Nodes, WithoutASecretEachNodeIsWarned) {
 // master, and the master's name on the workers.
 TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
   // These addresses reach this host, but not a socket that is bound to
-  // "localhost" only. FAULTS 32: nodes of both address families meet.
+  // "localhost" only. Fault 32: nodes of both address families meet.
   using Case = std::pair<std::string, std::string>;
   for (const auto& [backend, other] :
        {Case("lockstep", "127.0.0.2"), Case("lockstep", "::1"),
@@ -349,7 +349,7 @@ TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
   }
 }
 
-// FAULTS 32. A bug: with ip_nonlocal_bind every address can be bound, so that
+// Fault 32. A bug: with ip_nonlocal_bind every address can be bound, so that
 // each node took the endpoint's for its own, hosted a store and waited.
 TEST_F(Nodes, AddressOfAnotherHostIsNotHostedThoughItCanBeBound) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root makes network namespaces";

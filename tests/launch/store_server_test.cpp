@@ -1,5 +1,5 @@
 // The agents' store over real sockets: requests, waits, strangers, and clients
-// that send garbage, too much, too little or too slowly (FAULTS 21 and 22).
+// that send garbage, too much, too little or too slowly (Faults 21 and 22).
 #include "lockstep/launch/rendezvous/store_server.h"
 
 #include <fcntl.h>
@@ -616,7 +616,7 @@ class StoreSessionTest : public StoreServerTest {
 };
 INSTANTIATE_TEST_SUITE_P(, StoreSessionTest, ::testing::Bool(), name_of);
 
-// FAULTS 31: every request is done once, however often the connection breaks,
+// Fault 31: every request is done once, however often the connection breaks,
 // also while it is on its way or its reply is.
 TEST_P(StoreSessionTest, NoRequestIsLostOrDoneTwice) {
   auto counting = agent("a");

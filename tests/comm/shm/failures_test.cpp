@@ -1,5 +1,5 @@
 // What "shm" does if ranks disagree, die, stop or are not on one host.
-// FAULTS.md of the design: 1 to 3, 12, 13.
+// Faults 1 to 3, 12 and 13 of docs/faults.md.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
