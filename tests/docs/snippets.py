@@ -407,7 +407,7 @@ def check_headers(source, page, text):
 def check_tests(source, page, text):
     """Each test that the page names exists."""
     tests = {match for path in (source / "tests").rglob("*.cpp")
-             for match in re.findall(r"\bTEST(?:_[FP])?\((\w+),\s*(\w+)",
+             for match in re.findall(r"TEST(?:_[FP])?\((\w+),\s*(\w+)",
                                      path.read_text())}
     for number, line in enumerate(text.splitlines(), 1):
         for name in NAME.findall(line):
