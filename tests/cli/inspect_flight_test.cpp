@@ -103,6 +103,7 @@ class InspectFlight : public LauncherTest {
     const auto result = inspect(records, {"--json"});
     EXPECT_EQ(result.exit_code, exit_code) << result.err;
     const json document = json::parse(result.out);
+    EXPECT_EQ(document.at("format"), 1);
     EXPECT_EQ(document.at("diverged"), exit_code == 1);
     EXPECT_EQ(document.at("groups").size(), 1u);
     return document.at("groups")[0];

@@ -71,6 +71,7 @@ TEST_F(InspectSnapshot, ListsEveryTensorOfBothFormats) {
                       HasSubstr("every checksum")));
     const auto document =
         json::parse(inspect({"--json", "--verify", path}).out);
+    EXPECT_EQ(document.at("format"), 1);
     EXPECT_EQ(document.at("step"), 12);
     EXPECT_EQ(document.at("tensors").size(), 5u);
     // Safetensors files have an order of their own.
@@ -229,6 +230,7 @@ TEST_F(InspectSnapshot, DifferencesAreNamedWithTheirSize) {
             HasSubstr("0.angle   only in B\n")));
   const auto document =
       json::parse(inspect({"--json", "--diff", saved("c.pt", other), a}).out);
+  EXPECT_EQ(document.at("format"), 1);
   EXPECT_EQ(document.at("differences").size(), 6u);
 }
 

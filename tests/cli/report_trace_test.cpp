@@ -108,7 +108,9 @@ class ReportTrace : public LauncherTest {
   json report_json() {
     const auto result = report({"--json"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    return json::parse(result.out);
+    const json document = json::parse(result.out);
+    EXPECT_EQ(document.at("format"), 1);
+    return document;
   }
   json merged() {
     const std::string output = scratch() / "merged.json";

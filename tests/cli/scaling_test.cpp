@@ -55,6 +55,7 @@ TEST_F(ScalingReport, MeasuresATrainingWithRanksAndThreads) {
               "--html", page, "--", kRanks, "finite", "{batch:4}", log});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json document = json::parse(result.out);
+  EXPECT_EQ(document["format"], 1);
   EXPECT_EQ(document["rounds"], 2);
   ASSERT_EQ(document["tables"].size(), 2u);
   EXPECT_EQ(document["tables"][0]["scaling"], "weak");
