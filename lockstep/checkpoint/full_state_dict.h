@@ -38,9 +38,9 @@ struct FullStateDictOptions {
 //
 // Throws std::invalid_argument, on every rank, if ranks disagree on the shape
 // or dtype of a tensor, if their parts do not hold each element once, if
-// replicas of a part have different values, if stages
-// of a pipeline have different parameters or buffers of one name, or for a
-// dtype that safetensors lacks; c10::DistBackendError if a message fails.
+// replicas of a part have different values, if stages of a pipeline have
+// different parameters or buffers of one name, or for a dtype that safetensors
+// lacks; c10::DistBackendError if a message fails.
 NamedTensors full_state_dict(const torch::nn::Module& module,
                              const FullStateDictOptions& options = {});
 
