@@ -13,7 +13,10 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/replicas.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/save_plan.h"
+#include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/comm/words_of.h"
@@ -54,6 +57,28 @@ std::vector<nlohmann::json> gather_claims(
   return all;
 }
 
+// Throws on every rank if ranks have different values of one part, of which the
+// result would be a mixture.
+void compare_replicas(
+    const internal::SavePlan& plan,
+    const std::map<std::pair<std::string, internal::Box>, at::Tensor>& held,
+    const Ranks& ranks) {
+  internal::ReplicaChecksums checksums;
+  for (const auto& part : plan.parts) {
+    const auto found = held.find({part.name, part.box});
+    if (found == held.end() || part.box.numel() == 0 ||
+        plan.holders[part.held_by].size() == 1) {
+      continue;
+    }
+    std::string& text = checksums[std::to_string(part.held_by)][part.name];
+    for (const uint64_t sum : internal::block_checksums(found->second)) {
+      text += internal::hex_of(sum);
+    }
+  }
+  internal::require_equal_replicas(
+      ranks.gather_objects(internal::digests_of(checksums)), checksums, ranks);
+}
+
 // Returns the names in the order of the ranks' models.
 std::vector<std::string> names_of(const std::vector<nlohmann::json>& claims) {
   std::vector<std::string> names;
@@ -88,6 +113,11 @@ NamedTensors full_state_dict(const torch::nn::Module& module,
       mine[{entry.name, entry.box}] = entry.elements;
     }
   }
+  auto held = mine;
+  for (const auto& entry : internal::replicas_of(plan, ranks.rank(), shards)) {
+    held[{entry.name, entry.box}] = entry.elements;
+  }
+  compare_replicas(plan, held, ranks);
   std::set<std::string> whole_on_first;
   for (const nlohmann::json& claim : claims.front()) {
     if (claim.at("placement") == text_of(internal::Replicate{})) {

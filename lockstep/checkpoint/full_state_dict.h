@@ -33,12 +33,14 @@ struct FullStateDictOptions {
 // shares its memory with the module. The parts are sent one after the other, so
 // the first rank needs memory for the whole model and one part, the others for
 // one part. Blocks until this rank's parts are sent. Buffers are those of the
-// first rank that has them.
+// first rank that has them. Checksums of what several ranks have are compared
+// before, as when a snapshot is saved.
 //
 // Throws std::invalid_argument, on every rank, if ranks disagree on the shape
-// or dtype of a tensor, if their parts do not hold each element once, if stages
-// of a pipeline have different parameters or buffers of one name, or for a
-// dtype that safetensors lacks; c10::DistBackendError if a message fails.
+// or dtype of a tensor, if their parts do not hold each element once, if
+// replicas of a part have different values, if stages of a pipeline have
+// different parameters or buffers of one name, or for a dtype that safetensors
+// lacks; c10::DistBackendError if a message fails.
 NamedTensors full_state_dict(const torch::nn::Module& module,
                              const FullStateDictOptions& options = {});
 

@@ -143,6 +143,39 @@ class AllReducedBuckets final : public BucketReduction {
   bool open_ = false;
 };
 
+// Compares iterations by a reduction of one bucket, which is empty.
+class IterationCheck final : public BucketReduction {
+ public:
+  explicit IterationCheck(std::unique_ptr<BucketReduction> reduction)
+      : reduction_(std::move(reduction)) {}
+
+  void begin(int64_t iteration, double divisor) override {
+    reduction_->begin(iteration, divisor);
+  }
+  bool word_iterations(IterationWords words) override {
+    return reduction_->word_iterations(std::move(words));
+  }
+  void abandon() override { reduction_->abandon(); }
+  void abandon_all() override { reduction_->abandon_all(); }
+  void reclaim() override { reduction_->reclaim(); }
+  double contribution_factor() const override {
+    return reduction_->contribution_factor();
+  }
+  using BucketReduction::publish;
+  void publish(size_t bucket, std::span<const uint64_t> /*places*/) override {
+    throw std::logic_error(
+        c10::str("bucket ", bucket, " was published; there are none"));
+  }
+  size_t advance() override { return 0; }
+  void finish() override {
+    reduction_->publish(0);
+    reduction_->finish();
+  }
+
+ private:
+  const std::unique_ptr<BucketReduction> reduction_;
+};
+
 // Returns the buckets with complex numbers as pairs of reals.
 std::vector<ReducedBucket> as_real(std::vector<ReducedBucket> buckets) {
   for (auto& [flat, owned, movable] : buckets) {
@@ -189,6 +222,17 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
     if (reduction) return reduction;
   }
   return all_reduce_buckets(std::move(buckets), of);
+}
+
+std::unique_ptr<BucketReduction> make_iteration_check(
+    const ProcessGroupPtr& group, bool on_cpu) {
+  const auto of = group_or_default(group);
+  if (!on_cpu || host_sharing(of) == nullptr || of->size() == 1 ||
+      of->checks_calls()) {
+    return all_reduce_buckets({}, of);
+  }
+  return std::make_unique<IterationCheck>(make_bucket_reduction(
+      {{.flat = at::empty({0}, at::kFloat)}}, Results::everywhere, of));
 }
 
 }  // namespace lockstep::internal

@@ -41,7 +41,10 @@ using Placement = std::variant<Replicate, Shard, Own>;
 // are taken to have the same tensor: clip_grad_norm_() would give each rank the
 // norm of its own part, and a snapshot would hold the part of one rank. With it
 // they, GradScaler, snapshots, full_state_dict() and verify_replicated() work
-// as for the layers of tensor parallelism: on the whole model.
+// as for the layers of tensor parallelism: on the whole model. What takes its
+// tensors for replicas (DistributedDataParallel, FullyShard,
+// ZeroRedundancyOptimizer, model averagers, JoinedOptimizer) refuses parameters
+// of which the ranks of its group have parts, and leaves such buffers alone.
 //
 //   struct Experts : torch::nn::Module {
 //     explicit Experts(int rank)

@@ -123,6 +123,19 @@ bool is_divided_over(const at::Tensor& tensor, const ProcessGroup& group) {
   });
 }
 
+void require_replica(const at::Tensor& tensor, const ProcessGroup& group,
+                     const char* caller, const char* remedy,
+                     const std::string& name) {
+  if (!is_divided_over(tensor, group)) return;
+  throw std::invalid_argument(c10::str(
+      caller, ": ranks of the group have different parts of ",
+      name.empty() ? c10::str("the tensor of ", tensor.sizes())
+                   : "'" + name + "'",
+      " (by tensor parallelism, a pipeline or set_placement()), which are not "
+      "replicas; ",
+      remedy));
+}
+
 at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout) {
   auto part = whole;
   for (int64_t d = 0; d < whole.dim(); ++d) {

@@ -75,6 +75,13 @@ Sizes sizes_of_part(const TensorLayout& layout);
 // member.
 bool is_divided_over(const at::Tensor& tensor, const ProcessGroup& group);
 
+// Throws std::invalid_argument if so, for code that takes the tensors of all
+// ranks for replicas: "CALLER: ranks of the group have different parts of
+// 'NAME', ...; REMEDY". Without a name the error has the sizes.
+void require_replica(const at::Tensor& tensor, const ProcessGroup& group,
+                     const char* caller, const char* remedy,
+                     const std::string& name = {});
+
 // Returns the elements of `whole`, a tensor of the layout's shape, that this
 // rank has, in the shape of sizes_of_part(): a view if that is possible,
 // otherwise a copy.

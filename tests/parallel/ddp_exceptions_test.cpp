@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/comm/reductions.h"
+#include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
@@ -200,6 +201,50 @@ WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamed, 2, 3) {
                             HasSubstr("rank 1 number 3 after 1 forward without "
                                       "a backward"),
                             HasSubstr("has skipped a step"))));
+    }
+  }
+}
+
+// Nothing compared the iterations of a hook, nor those of a model whose
+// gradients are all sparse.
+WORLD_TEST(DdpExceptions, ASkippedBackwardIsNamedWithAHookToo, 2, 3) {
+  for (const bool checks_calls : {false, true}) {
+    auto group = init_process_group(
+        "lockstep",
+        {.timeout = std::chrono::seconds(50), .check_calls = checks_calls});
+    for (const char* way : {"fp16", "power_sgd", "sparse"}) {
+      SCOPED_TRACE(way);
+      const std::string_view kind = way;
+      const bool is_sparse = kind == "sparse";
+      torch::nn::Sequential net(torch::nn::Embedding(
+          torch::nn::EmbeddingOptions(8, 3).sparse(is_sparse)));
+      net->to(torch::kDouble);
+      DistributedDataParallel<torch::nn::Sequential> model(net);
+      if (kind == "fp16") {
+        model.register_comm_hook(
+            fp16_compress_wrapper(allreduce_hook(group.get())));
+      } else if (kind == "power_sgd") {
+        model.register_comm_hook(
+            power_sgd_hook(std::make_shared<PowerSGDState>(PowerSGDOptions{})));
+      }
+      const auto loss = [&](int step) {
+        const auto rows = torch::arange(2) + world.rank + step;
+        return model(rows).square().sum();
+      };
+      for (int step = 0; step < 5; ++step) {
+        net->zero_grad();
+        if (step == 2 && world.rank == 1) loss(step);
+        auto made = loss(step);
+        if (step != 2) {
+          made.backward();
+          continue;
+        }
+        EXPECT_THAT([&] { made.backward(); },
+                    ThrowsMessage<c10::DistBackendError>(AllOf(
+                        HasSubstr("number 3 after 0 forwards without a "),
+                        HasSubstr("rank 1 number 3 after 1 forward without a "
+                                  "backward"))));
+      }
     }
   }
 }

@@ -90,6 +90,7 @@ WORLD_TEST(AveragedModel, SharedParametersAreCompleteAfterSynchronize, 2, 3) {
 // that a snapshot had the average of one rank's part.
 WORLD_TEST(AveragedModel, PlacementsHoldForTheAverage, 1, 2) {
   auto group = init_process_group();
+  torch::manual_seed(3);
   Linear part(3, 2);
   set_placement(part->weight, lockstep::Shard{.dim = 0});
   AveragedModel<Linear> average(part);

@@ -10,6 +10,12 @@
 
 namespace lockstep::internal {
 
+bool all_on_cpu(const std::vector<NamedParameter>& parameters) {
+  return std::ranges::all_of(parameters, [](const NamedParameter& parameter) {
+    return parameter.tensor.is_cpu();
+  });
+}
+
 std::vector<std::vector<size_t>> assign_buckets(
     const std::vector<at::Tensor>& tensors, const std::vector<size_t>& order,
     const BucketLimits& limits) {

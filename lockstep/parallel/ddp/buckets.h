@@ -17,6 +17,8 @@ struct NamedParameter {
   at::Tensor tensor;
 };
 
+bool all_on_cpu(const std::vector<NamedParameter>& parameters);
+
 // Gradients of several parameters in one storage, so that one reduction moves
 // them all. It follows Li et al., "PyTorch Distributed: Experiences on
 // Accelerating Data Parallel Training" (VLDB 2020), section 3.2.3.

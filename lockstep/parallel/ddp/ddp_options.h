@@ -109,8 +109,8 @@ struct DistributedDataParallelOptions {
   at::Tensor param_to_hook_all_reduce{};
 
   // Names from named_parameters() and named_buffers() that are neither checked,
-  // nor broadcast, nor averaged. For parts that differ between ranks. Default:
-  // empty.
+  // nor broadcast, nor averaged. For parts that differ between ranks; buffers
+  // of which set_placement() says so need not be named. Default: empty.
   std::vector<std::string> params_and_buffers_to_ignore{};
 
   // ---- Performance: precision ----

@@ -20,6 +20,7 @@
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/replica_check.h"
+#include "lockstep/parallel/registered_parameters.h"
 #include "lockstep/parallel/result_alias.h"
 
 namespace lockstep::internal {
@@ -116,36 +117,6 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
   return false;
 }
 
-// Reads the member Module::children_, which is private: an explicit
-// instantiation may name it. Its public accessors copy the list and its names,
-// which would cost several microseconds in each forward.
-using Children =
-    torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>;
-const Children& children_of(const torch::nn::Module& module);
-template <Children torch::nn::Module::*member>
-struct ReadsChildren {
-  friend const Children& children_of(const torch::nn::Module& module) {
-    return module.*member;
-  }
-};
-template struct ReadsChildren<&torch::nn::Module::children_>;
-
-struct OwnParameters : torch::nn::Module {
-  static const auto& of(const torch::nn::Module& module) {
-    return module.*(&OwnParameters::parameters_);
-  }
-};
-
-// Calls `visit` with each parameter, in the order of named_parameters(),
-// including undefined ones.
-template <typename Visit>
-void visit_parameters(const torch::nn::Module& module, const Visit& visit) {
-  for (const auto& own : OwnParameters::of(module)) visit(own.value());
-  for (const auto& child : children_of(module)) {
-    visit_parameters(*child.value(), visit);
-  }
-}
-
 bool stands_in(const std::vector<NamedParameter>& list,
                const at::Tensor& tensor) {
   return std::ranges::any_of(
@@ -190,13 +161,10 @@ DdpState::DdpState(torch::nn::Module& module,
         "are trained, use the others as they are");
   }
   for (const auto& parameter : parameters_) {
-    if (!is_divided_over(parameter.tensor, *group)) continue;
-    throw mistake("ranks of the wrapper's group have different parts of '" +
-                  parameter.name +
-                  "' (by tensor parallelism, a pipeline or set_placement()), "
-                  "whose gradients cannot be averaged; give process_group the "
-                  "ranks that have the same part, or name the parameter in "
-                  "params_and_buffers_to_ignore");
+    require_replica(parameter.tensor, *group, "DistributedDataParallel",
+                    "give process_group the ranks that have the same part, or "
+                    "name the parameter in params_and_buffers_to_ignore",
+                    parameter.name);
   }
   if (options_.init_sync && group->size() > 1) {
     beside_python_ =
@@ -229,10 +197,10 @@ void DdpState::find_tensors() {
   const auto ignored = ignored_names(module_, options_);
   parameters_ = unique(module_.named_parameters(), ignored);
   buffers_ = unique(module_.named_buffers(), ignored);
-  registered_.clear();
-  visit_parameters(module_, [this](const at::Tensor& parameter) {
-    registered_.push_back(parameter);
+  std::erase_if(buffers_, [this](const NamedParameter& buffer) {
+    return is_divided_over(buffer.tensor, *options_.process_group);
   });
+  registered_ = registered_parameters(module_);
   training_ = training_now();
   std::unordered_set<const c10::TensorImpl*> sparse;
   for (const auto& part : module_.modules()) {
@@ -386,31 +354,8 @@ bool DdpState::trained_differ() const {
 // Throws if the module has other parameters than when it was wrapped, or
 // parameters of other sizes: they would not be averaged.
 void DdpState::require_same_parameters() const {
-  size_t number = 0;
-  bool same = true;
-  visit_parameters(module_, [&](const at::Tensor& parameter) {
-    same &=
-        number < registered_.size() && registered_[number].is_same(parameter);
-    ++number;
-  });
-  if (!same || number != registered_.size()) {
-    std::string what = "but not the same ones";
-    for (const auto& item : module_.named_parameters()) {
-      if (std::ranges::any_of(registered_, [&](const at::Tensor& before) {
-            return before.is_same(item.value());
-          })) {
-        continue;
-      }
-      what = c10::str("and '", item.key(), "' of ", item.value().sizes(),
-                      " was not among them");
-      break;
-    }
-    throw mistake(c10::str(
-        "the module has ", number, " parameters, ", what, ", but ",
-        registered_.size(),
-        " when it was wrapped; added or replaced ones would not be averaged. "
-        "Wrap the module, and make its optimizer, after the last change"));
-  }
+  require_registered(module_, registered_, "DistributedDataParallel",
+                     "would not be averaged");
   if (low_ && low_->is_low()) return;  // a forward within a backward
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, tensor] = parameters_[i];

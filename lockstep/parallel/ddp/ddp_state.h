@@ -143,8 +143,7 @@ class DdpState final : public Joinable {
 
   torch::nn::Module& module_;
   DistributedDataParallelOptions options_;
-  // All parameters that the module had when it was wrapped, in its order, which
-  // stay alive for comparison.
+  // All parameters that the module had when it was wrapped.
   std::vector<at::Tensor> registered_;
   // Without ignored tensors; tied tensors once, by their first name.
   std::vector<NamedParameter> parameters_;

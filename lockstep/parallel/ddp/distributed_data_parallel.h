@@ -144,7 +144,7 @@ class DistributedDataParallel
 
   // `hook` reduces the buckets, instead of the averaging all-reduce; sparse
   // gradients are averaged as before. Call it once, before the first backward,
-  // on every rank. Throws std::logic_error otherwise.
+  // on every rank. Collective. Throws std::logic_error otherwise.
   void register_comm_hook(CommHook hook) {
     state_->register_comm_hook(std::move(hook));
   }

@@ -20,20 +20,30 @@ class HookReduction final : public BucketReduction {
       : buckets_(buckets),
         parameters_(parameters),
         hook_(std::move(hook)),
-        group_(std::move(group)) {}
+        group_(std::move(group)),
+        check_(make_iteration_check(group_, all_on_cpu(parameters))) {}
 
-  void begin(int64_t /*iteration*/, double /*divisor*/) override {
+  void begin(int64_t iteration, double divisor) override {
     reclaim();
+    check_->begin(iteration, divisor);
     final_ = 0;
     begun_ = true;
   }
 
-  void abandon() override { abandoned_ |= begun_; }
+  bool word_iterations(IterationWords words) override {
+    return check_->word_iterations(std::move(words));
+  }
+
+  void abandon() override {
+    abandoned_ |= begun_;
+    check_->abandon();
+  }
 
   // Operations of an abandoned reduction may still write into the buckets, so
   // this waits for them.
   void reclaim() override {
     if (abandoned_ && group_->size() > 1) meet();
+    check_->reclaim();  // after meet(): until then peers may be in a hook
     for (size_t i = 0; i < futures_.size(); ++i) {
       await(i);
       try {
@@ -82,6 +92,7 @@ class HookReduction final : public BucketReduction {
   }
 
   void finish() override {
+    check_->finish();
     while (final_ < futures_.size()) take();
     futures_.clear();
     begun_ = false;
@@ -152,6 +163,7 @@ class HookReduction final : public BucketReduction {
   const std::vector<NamedParameter>& parameters_;
   CommHook hook_;
   const ProcessGroupPtr group_;
+  const std::unique_ptr<BucketReduction> check_;
   std::vector<CommFuture> futures_{};
   size_t final_ = 0;
   bool begun_ = false;

@@ -11,7 +11,11 @@
 namespace lockstep::internal {
 
 // Makes a reduction by a communication hook, which also divides; every rank
-// gets all results. `buckets` and `parameters` must outlive it.
+// gets all results. `buckets` and `parameters` must outlive it. Collective.
+//
+// Iterations are compared as make_iteration_check() says: on one host when
+// finish() is called, after the hooks have run and before their results are
+// used.
 //
 // After abandon() the next reclaim() is a collective of the group, so that
 // hooks of two iterations do not mix. A rank that has not given up, but waits

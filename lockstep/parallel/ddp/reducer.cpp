@@ -118,7 +118,7 @@ void Reducer::connect() {
     reduction_ =
         hook_buckets(gradients_.buckets(), parameters(), hook_, group_);
   } else if (gradients_.buckets().empty()) {  // all are sparse or delayed
-    reduction_ = all_reduce_buckets({}, group_);
+    reduction_ = make_iteration_check(group_, all_on_cpu(parameters()));
   } else {
     const auto& arena = gradients_.arena();
     reduction_ = make_bucket_reduction(

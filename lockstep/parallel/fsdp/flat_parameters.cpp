@@ -445,6 +445,18 @@ void FlatParameters::drop_gradients() {
   }
 }
 
+void FlatParameters::zero_gradients(bool set_to_none) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& grad = full_gradient(i);
+    if (set_to_none) {
+      grad.reset();
+    } else if (grad.defined()) {
+      grad.zero_();
+    }
+  }
+}
+
 void FlatParameters::add_to_shards(const at::Tensor& reduced) {
   const at::NoGradGuard no_grad;
   const auto gradients = reduced.to(options_.dtype());

@@ -58,7 +58,9 @@ namespace lockstep {
 // data is not there (c10::Error), or may change any moment (if ranks share
 // memory). Make the optimizer, and load snapshots, after the last unit is
 // constructed, and move modules (to()) before. Parameters must not be in a
-// ParameterList or ParameterDict, nor registered later.
+// ParameterList or ParameterDict. A layer that is added or replaced after the
+// last unit is constructed is refused by the next forward with grad
+// (std::invalid_argument), as it would be neither divided nor averaged.
 //
 // The constructor takes a holder or a std::shared_ptr of the module, or a
 // function that returns one. The full parameters that the module was
@@ -179,6 +181,12 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
     const bool before_;
   };
   NoSync no_sync() { return NoSync(unit_); }
+  // Zeroes, or drops, the gradients of the shards and what no_sync() has kept
+  // in this unit and those in it. An optimizer's zero_grad() sees shards only.
+  void zero_grad(bool set_to_none = true) {
+    WrappedModule<FullyShard, Module>::zero_grad(set_to_none);
+    unit_->zero_kept_gradients(set_to_none);
+  }
   // Does the same until it is called again. For all units of the model; what
   // counts is the value when a backward begins.
   void set_requires_gradient_sync(bool requires_gradient_sync) {

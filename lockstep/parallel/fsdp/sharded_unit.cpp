@@ -22,6 +22,7 @@
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/sharding_root.h"
 #include "lockstep/parallel/fsdp/unit_hooks.h"
+#include "lockstep/parallel/registered_parameters.h"
 
 namespace lockstep::internal {
 namespace {
@@ -70,23 +71,34 @@ void require_divisor(ReshardAfterForward reshard_after_forward,
 // The parts of the parameters that one FlatParameters has: all of one kind.
 using UnitKind = std::tuple<at::ScalarType, c10::DeviceType, bool>;
 
-// `values`: whether they are compared, too.
-std::string description_of(const std::vector<FoundParameter>& parameters,
-                           bool values) {
-  std::string text;
-  for (const auto& [name, tensor, places] : parameters) {
-    text += c10::str(name, " ", tensor.scalar_type(), " ", tensor.sizes(),
-                     tensor.requires_grad() ? "" : " frozen");
-    if (values) {
-      const auto bytes = tensor.detach().cpu().contiguous();
-      text += c10::str(", values with the hash ",
-                       std::hash<std::string_view>()(
-                           {static_cast<const char*>(bytes.const_data_ptr()),
-                            bytes.nbytes()}));
-    }
-    text += '\n';
+bool is_divided_over_groups(const at::Tensor& tensor,
+                            const FullyShardOptions& options) {
+  return is_divided_over(tensor, *options.group) ||
+         (options.replicate_group &&
+          is_divided_over(tensor, *options.replicate_group));
+}
+
+// Returns the buffers of which all ranks have the same.
+std::vector<std::pair<std::string, at::Tensor>> common_buffers(
+    const torch::nn::Module& module, const FullyShardOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> common;
+  for (const auto& buffer : module.named_buffers()) {
+    const auto& tensor = buffer.value();
+    if (!tensor.defined() || is_divided_over_groups(tensor, options)) continue;
+    common.emplace_back(buffer.key(), tensor);
   }
-  return text;
+  return common;
+}
+
+// `values`: whether they are compared, too.
+std::string description_of(const at::Tensor& tensor, bool values) {
+  auto text = c10::str(tensor.scalar_type(), " ", tensor.sizes());
+  if (!values) return text;
+  const auto bytes = tensor.detach().cpu().contiguous();
+  return c10::str(
+      text, ", values with the hash ",
+      std::hash<std::string_view>()(
+          {static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()}));
 }
 
 // The options that all ranks must have alike, by name.
@@ -133,7 +145,8 @@ std::optional<std::string> unit_difference(const Object& own,
     }
     if (parameters == all[0]["parameters"]) continue;
     return c10::str("rank ", group->global_rank(rank),
-                    " has other parameters than rank ", group->global_rank(0),
+                    " has other parameters or buffers than rank ",
+                    group->global_rank(0),
                     "; construct the same module on every rank, with equal "
                     "values unless init_sync is set. They have:\n",
                     parameters.get<std::string>(), "and\n",
@@ -142,12 +155,25 @@ std::optional<std::string> unit_difference(const Object& own,
   return std::nullopt;
 }
 
-// Throws on all ranks if they have different parameters or options.
-void require_same_on_ranks(const std::vector<FoundParameter>& parameters,
+// Throws on all ranks if they have different parameters, buffers or options, or
+// different parts of a parameter.
+void require_same_on_ranks(const torch::nn::Module& module,
+                           const std::vector<FoundParameter>& parameters,
                            const FullyShardOptions& options) {
-  const Object own{
-      {"options", compared_options(options)},
-      {"parameters", description_of(parameters, !options.init_sync)}};
+  const bool values = !options.init_sync;
+  std::string text;
+  for (const auto& [name, tensor, places] : parameters) {
+    // Parts may have different shapes; their error comes below.
+    const bool divided = is_divided_over_groups(tensor, options);
+    text += c10::str(name, " ",
+                     divided ? "divided" : description_of(tensor, values),
+                     tensor.requires_grad() ? "\n" : ", frozen\n");
+  }
+  for (const auto& [name, tensor] : common_buffers(module, options)) {
+    text += "buffer " + name + " " + description_of(tensor, values) + "\n";
+  }
+  const Object own{{"options", compared_options(options)},
+                   {"parameters", std::move(text)}};
   auto found = unit_difference(own, options.group);
   // Also if this rank knows already: its replicas wait for it.
   if (options.replicate_group) {
@@ -155,16 +181,25 @@ void require_same_on_ranks(const std::vector<FoundParameter>& parameters,
     if (!found) found = other;
   }
   if (found) throw unit_mistake(*found);
+  for (const auto& group : {options.group, options.replicate_group}) {
+    for (const auto& [name, tensor, places] : parameters) {
+      if (!group) continue;
+      require_replica(tensor, *group, "FullyShard",
+                      "give group, and replicate_group, ranks that have the "
+                      "same part",
+                      name);
+    }
+  }
 }
 
-void broadcast_first_values(torch::nn::Module& module,
+void broadcast_first_values(const torch::nn::Module& module,
                             const std::vector<FoundParameter>& parameters,
                             const FullyShardOptions& options) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
-  for (const auto& buffer : module.buffers()) {
-    if (buffer.defined()) tensors.push_back(buffer);
+  for (const auto& [name, tensor] : common_buffers(module, options)) {
+    tensors.push_back(tensor);
   }
   for (const auto& group : {options.group, options.replicate_group}) {
     if (!group || group->size() == 1) continue;
@@ -257,7 +292,7 @@ void ShardedUnit::find(torch::nn::Module& module) {
     }
   }
   for (const auto& part : module.modules()) modules_.push_back(part.get());
-  require_same_on_ranks(found, options_);
+  require_same_on_ranks(module, found, options_);
   // Not earlier: ranks with other options wait for this one.
   if (reshard_after_forward_) {
     require_divisor(*reshard_after_forward_, options_.group);
@@ -283,6 +318,8 @@ void ShardedUnit::find(torch::nn::Module& module) {
       watch_gradient(parameter.compute, weak_from_this());
     }
   }
+  module_ = module.weak_from_this();
+  registered_ = registered_parameters(module);
   const bool shares = std::ranges::any_of(
       flats_, [](const auto& flat) { return flat->in_common(); });
   // After this every rank has written its part of the first values.
@@ -352,6 +389,23 @@ bool ShardedUnit::set_requires_gradient_sync(bool requires_gradient_sync) {
 void ShardedUnit::start_unshard() { root_->start_unshard(*this); }
 void ShardedUnit::wait_unshard() { root_->wait_unshard(*this); }
 void ShardedUnit::reshard() { root_->reshard(*this); }
+
+void ShardedUnit::zero_kept_gradients(bool set_to_none) {
+  if (!root_->keeps_gradients()) return;
+  for (const auto& flat : flats_) flat->zero_gradients(set_to_none);
+  for (const auto& nested : nested_) {
+    const auto unit = nested.lock();
+    if (!unit) continue;
+    for (const auto& flat : unit->flats_) flat->zero_gradients(set_to_none);
+  }
+}
+
+void ShardedUnit::require_same_parameters() const {
+  const auto module = module_.lock();
+  if (!module) return;
+  require_registered(*module, registered_, "FullyShard",
+                     "would be neither divided nor averaged");
+}
 
 // The call owns this unit.
 void ShardedUnit::before_backward(UnitCall& call) {

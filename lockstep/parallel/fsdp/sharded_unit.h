@@ -56,6 +56,11 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void start_unshard();
   void wait_unshard();
   void reshard();
+  void zero_kept_gradients(bool set_to_none);
+
+  // Throws std::invalid_argument if the module has other parameters than when
+  // it was sharded.
+  void require_same_parameters() const;
 
   // Called by autograd (unit_hooks.h).
   void before_backward(UnitCall& call);
@@ -87,6 +92,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   std::string path_;  // in the outermost module; empty: it is that one
   // This unit's module and those in it.
   std::vector<const torch::nn::Module*> modules_;
+  std::weak_ptr<torch::nn::Module> module_;
+  // All parameters of the module, which were shards when it was sharded.
+  std::vector<at::Tensor> registered_;
   Flats flats_;
   std::shared_ptr<ShardingRoot> root_;
   std::vector<std::weak_ptr<ShardedUnit>> nested_;  // at any depth

@@ -108,8 +108,10 @@ void ShardingRoot::forward_threw(ShardedUnit& unit) noexcept {
 
 // Collective.
 void ShardingRoot::begin_reading() {
-  const OutsideInference training;
   const auto alive = units();
+  // The last unit contains the others.
+  if (at::GradMode::is_enabled()) alive.back()->require_same_parameters();
+  const OutsideInference training;
   if (alive.size() != units_.size()) {
     std::erase_if(units_, [](const auto& unit) { return unit.expired(); });
     order_.clear();

@@ -127,6 +127,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void end_micro_batches(bool reduces);
   void give_up() noexcept;
 
+  // Whether there are full gradients that no_sync() has kept.
+  bool keeps_gradients() const { return keeps_gradients_; }
+
   void start_unshard(ShardedUnit& unit);
   void wait_unshard(ShardedUnit& unit);
   void reshard(ShardedUnit& unit);

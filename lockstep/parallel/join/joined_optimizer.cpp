@@ -20,6 +20,7 @@
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {
 namespace {
@@ -107,6 +108,14 @@ JoinedOptimizer::JoinedOptimizer(torch::optim::Optimizer& optimizer,
         group_->global_rank(static_cast<int>(rank)),
         " has other parameters than that of rank ", group_->global_rank(0),
         "; groups, shapes and dtypes must be the same on all ranks"));
+  }
+  // Later, so that no rank waits for one that throws.
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      internal::require_replica(
+          parameter, *group_, "JoinedOptimizer",
+          "give process_group the ranks that have the same part");
+    }
   }
 }
 

@@ -33,7 +33,8 @@ class JoinedOptimizer final : public Joinable {
   // `process_group`: the group of the other joinables; null: the default group.
   // `optimizer` must outlive this object. Throws std::invalid_argument for
   // another kind of optimizer, and on all ranks if the ranks' optimizers differ
-  // in groups, shapes or dtypes of parameters.
+  // in groups, shapes or dtypes of parameters, or have different parts of one
+  // (set_placement()).
   explicit JoinedOptimizer(torch::optim::Optimizer& optimizer,
                            ProcessGroupPtr process_group = {});
 

@@ -8,6 +8,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {
 namespace {
@@ -30,6 +31,10 @@ void average_over(const ProcessGroupPtr& group,
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> flat;
   for (const auto& parameter : parameters) {
+    internal::require_replica(
+        parameter, *group, "ModelAverager",
+        "give process_group the ranks that have the same part, or leave the "
+        "parameter out");
     flat.push_back(parameter.reshape(-1));
   }
   // The result has the widest dtype of the parameters.

@@ -21,7 +21,8 @@ class ModelAverager {
   // Call it after each step of the optimizer. In the steps in which it averages
   // it is collective: it averages in place the parameters that have a gradient,
   // each once, as one flat tensor; they must be the same on all ranks.
-  // Blocking; throws the errors of all_reduce().
+  // Blocking; throws the errors of all_reduce(), and std::invalid_argument for
+  // a parameter of which these ranks have different parts (set_placement()).
   void average_parameters(const std::vector<at::Tensor>& params);
   void average_parameters(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups);

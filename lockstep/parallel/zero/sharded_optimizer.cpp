@@ -18,6 +18,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/ddp/reducer.h"
 
@@ -188,6 +189,10 @@ void ShardedOptimizer::check_new_groups() const {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (size_t g = adopted_; g < param_groups_.size(); ++g) {
     for (const at::Tensor& parameter : param_groups_[g].params()) {
+      require_replica(
+          parameter, *group_, "ZeroRedundancyOptimizer",
+          "give process_group the ranks that have the same part, or give the "
+          "parameter to an optimizer that is not sharded");
       const auto* impl = parameter.unsafeGetTensorImpl();
       const auto found = index_.find(impl);
       if (!seen.insert(impl).second ||

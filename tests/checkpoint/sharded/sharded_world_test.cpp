@@ -2,12 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/placement.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
@@ -20,6 +22,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 using namespace lockstep::internal::testing;
 namespace fs = std::filesystem;
@@ -298,6 +301,36 @@ WORLD_TEST(ShardedWorld, PartsOfSomeRanksAreCompared, 3) {
   EXPECT_THAT(message_of([&] { save_snapshot(path, state); }),
               AllOf(HasSubstr("\"model.some\""),
                     HasSubstr("rank 1 and rank 2 have different")));
+}
+
+// The result was made of parts of replicas that had drifted apart, which no
+// rank ever had; of a tensor that no rank divides it was that of rank 0.
+WORLD_TEST(ShardedWorld, AFullStateDictIsNotMadeOfReplicasThatDiffer, 2, 4) {
+  const auto group = init_process_group();
+  // Rows over pairs of ranks, which are replicas of each other.
+  std::vector<std::vector<int>> pairs;
+  for (int first = 0; first < world.size; first += 2) {
+    pairs.push_back({first, first + 1});
+  }
+  const auto pair = new_subgroups_by_enumeration(pairs);
+  torch::nn::ParameterDict model;
+  model->insert("all", torch::ones({3 << 19}));
+  model->insert("part", torch::ones({1 << 19}));
+  set_placement(model["part"], lockstep::Shard{.dim = 0}, pair);
+  model->register_buffer("mean", torch::full({2}, world.rank));
+  EXPECT_EQ(full_state_dict(*model).size(), world.rank == 0 ? 3 : 0);
+  for (const char* name : {"all", "part"}) {
+    if (world.size == 2 && name == std::string("part")) continue;
+    const int other = world.size - 1;
+    if (world.rank == other) model[name].data()[-1] = 2;
+    EXPECT_THAT(
+        message_of([&] { full_state_dict(*model); }),
+        AllOf(HasSubstr("the tensor \"model." + std::string(name) + "\""),
+              HasSubstr("rank " + std::to_string(other)),
+              HasSubstr("have different"), Not(HasSubstr("\n"))));
+    if (world.rank == other) model[name].data()[-1] = 1;
+  }
+  EXPECT_EQ(full_state_dict(*model).size(), world.rank == 0 ? 3 : 0);
 }
 
 // Three ranks save, one and two load; and the other way round.

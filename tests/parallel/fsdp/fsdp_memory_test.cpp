@@ -60,8 +60,10 @@ WORLD_TEST(FsdpMemory, IsShardsAndOneOrTwoUnits, 2, 4) {
   const auto built = static_cast<double>(take_peak() - before);
   EXPECT_GE(built, 0.85 * (shards + unit));
   EXPECT_LE(built, 1.15 * (shards + 2 * unit));
-  EXPECT_NEAR(static_cast<double>(memory_allocated() - before), shards,
-              0.15 * shards);
+  // A thread of LibTorch's Gloo may still have a copy of what it sent last.
+  const auto kept = static_cast<double>(memory_allocated() - before);
+  EXPECT_GE(kept, 0.85 * shards);
+  EXPECT_LE(kept, 1.15 * shards + unit);
 
   torch::optim::SGD optimizer(model->parameters(),
                               torch::optim::SGDOptions(0.01).momentum(0.9));

@@ -14,6 +14,7 @@
 #include "lockstep/comm/barriers.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/placement.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"
@@ -24,6 +25,7 @@ namespace {
 using namespace testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using torch::nn::Linear;
 
@@ -243,7 +245,7 @@ WORLD_TEST(FsdpMistakes, ModulesThatCannotBeSharded, 2) {
     const int64_t outputs = 3 + world.rank;
     EXPECT_THAT(
         message_of([&] { FullyShard<Linear>(Linear(3, outputs), options); }),
-        AllOf(HasSubstr("rank 1 has other parameters than rank 0"),
+        AllOf(HasSubstr("rank 1 has other parameters or buffers than rank 0"),
               HasSubstr("weight Float [4, 3]")));
     auto half = options;
     half.mp_policy.param_dtype = at::kInt;
@@ -467,6 +469,81 @@ struct TwoHeadsImpl : torch::nn::Module {
   std::vector<FullyShard<Linear>> heads;
 };
 TORCH_MODULE(TwoHeads);
+
+// Parts of equal shapes, as of a tensor group: every rank got the part of rank
+// 0, which was then divided once more.
+WORLD_TEST(FsdpMistakes, PartsThatRanksOfItsGroupsHaveAreRefused, 2, 4) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    const auto refused = AllOf(HasSubstr("have different parts of 'weight'"),
+                               HasSubstr("give group"));
+    const auto sharded = [&](const lockstep::Placement& placement,
+                             const ProcessGroupPtr& group) {
+      Linear linear(4, 4);
+      set_placement(linear->weight, placement, group);
+      return message_of([&] { FullyShard<Linear>(linear, options); });
+    };
+    EXPECT_THAT(sharded(lockstep::Shard{.dim = 0}, {}), refused);
+    EXPECT_THAT(sharded(lockstep::Own{}, {}), refused);
+    take_replicas(world, options);
+    EXPECT_THAT(
+        sharded(lockstep::Own{}, options.group),
+        world.size == 2 ? ::testing::Matcher<std::string>(IsEmpty()) : refused);
+    EXPECT_THAT(sharded(lockstep::Own{}, options.replicate_group), refused);
+  });
+}
+
+// The parameters of a new layer were stepped by each rank's own gradient, so
+// the ranks drifted apart.
+WORLD_TEST(FsdpMistakes, ALayerThatIsAddedOrReplacedAfterShardingIsNamed, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    using torch::nn::Sequential;
+    const auto x = torch::ones({2, 3});
+    FullyShard<Sequential> grown(Sequential(Linear(3, 3)), options);
+    grown(x).sum().backward();
+    grown.module()->push_back(Linear(3, 3));
+    EXPECT_THAT(message_of([&] { grown(x); }),
+                AllOf(HasSubstr("the module has 4 parameters"),
+                      HasSubstr("'1.weight' of [3, 3] was not among them"),
+                      HasSubstr("2 when it was wrapped")));
+    const auto evaluate = [&] {
+      const torch::NoGradGuard no_grad;
+      grown(x);
+    };
+    evaluate();  // changes nothing
+    barrier();
+
+    BothNets nets(options);
+    nets.step(0, world.rank);
+    nets.model.module()->blocks[1].module()->replace_module("up", Linear(3, 3));
+    EXPECT_THAT(message_of([&] { nets.step(1, world.rank); }),
+                HasSubstr("'block1.up.weight' of [3, 3] was not among them"));
+  });
+}
+
+// With init_sync = false parameters were compared, and buffers were not.
+WORLD_TEST(FsdpMistakes, FirstValuesOfBuffersAreCompared, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    options.init_sync = false;
+    const auto sharded = [&](int64_t features, double mean) {
+      torch::nn::BatchNorm1d norm(3);
+      norm->running_mean.fill_(mean);
+      norm->running_var.resize_({features});
+      norm->running_var.fill_(1);
+      return message_of(
+          [&] { FullyShard<torch::nn::BatchNorm1d>(norm, options); });
+    };
+    EXPECT_EQ(sharded(3, 0), "");
+    const auto differ =
+        AllOf(HasSubstr("rank 1 has other parameters or buffers "
+                        "than rank 0"),
+              HasSubstr("buffer running_mean Float [3]"));
+    EXPECT_THAT(sharded(3, world.rank), differ);
+    options.init_sync = true;
+    EXPECT_EQ(sharded(3, world.rank), "");
+    EXPECT_THAT(sharded(3 + world.rank, 0),
+                HasSubstr("buffer running_var Float [4]"));
+  });
+}
 
 // Units of equal sizes: the gradient of one rank's left head was averaged with
 // that of the other's right head.

@@ -114,6 +114,70 @@ WORLD_TEST(Fsdp, AccumulatesGradients, 2, 4) {
   });
 }
 
+// An accumulation that was given up: the next backward averaged it, too.
+WORLD_TEST(Fsdp, ZeroGradDropsWhatNoSyncHasKept, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    for (const bool half : {false, true}) {
+      for (const bool sets_to_none : {true, false}) {
+        options.mp_policy = {};
+        if (half) {
+          options.mp_policy = {.param_dtype = at::kBFloat16,
+                               .reduce_dtype = at::kFloat};
+        }
+        struct TwoImpl : torch::nn::Module {
+          explicit TwoImpl(const FullyShardOptions& given)
+              : first([] { return torch::nn::Linear(3, 3); }, given) {
+            register_module("first", first.ptr());
+            second = register_module("second", torch::nn::Linear(3, 3));
+          }
+          at::Tensor forward(const at::Tensor& x, bool both) {
+            return both ? second(first(x)) : second(x);
+          }
+          FullyShard<torch::nn::Linear> first;
+          torch::nn::Linear second{nullptr};
+        };
+        FullyShard<TwoImpl> model(std::make_shared<TwoImpl>(options), options);
+        const auto x = torch::ones({1, 3});
+        {
+          const auto guard = model.no_sync();
+          model(x, true).sum().backward();
+        }
+        model->zero_grad(sets_to_none);
+        model(x, false).sum().backward();
+        for (const auto& item : model->named_parameters()) {
+          const auto& grad = item.value().grad();
+          if (item.key().starts_with("second")) {
+            EXPECT_TRUE(torch::equal(grad, torch::ones_like(grad)))
+                << item.key();
+          } else if (sets_to_none) {
+            EXPECT_FALSE(grad.defined()) << item.key();
+          } else {
+            EXPECT_TRUE(torch::equal(grad, torch::zeros_like(grad)))
+                << item.key();
+          }
+        }
+        // That of one unit leaves the other's.
+        model->zero_grad();
+        {
+          const auto guard = model.no_sync();
+          model(x, true).sum().backward();
+        }
+        model.module()->first->zero_grad();
+        model(x, false).sum().backward();
+        for (const auto& item : model->named_parameters()) {
+          const auto& grad = item.value().grad();
+          if (item.key() == "second.bias") {
+            EXPECT_TRUE(torch::equal(grad, torch::full_like(grad, 2)));
+          }
+          if (item.key().starts_with("first")) {
+            EXPECT_FALSE(grad.defined());
+          }
+        }
+      }
+    }
+  });
+}
+
 // Autograd took what a unit got for views "created inside a custom Function".
 WORLD_TEST(Fsdp, UnitsMayChangeTheirInputsInPlace, 2) {
   on_fsdp_paths(world, [&](const FullyShardOptions& options) {

@@ -874,6 +874,17 @@ TEST(PipelineFaults, AllGetTheWordsOfATorchErrorWithoutItsBacktrace) {
   expect_that_all_name_the_first("c10::Error");
 }
 
+// The new layer's parameters were neither divided nor averaged.
+WORLD_TEST(PipelineFsdp, ALayerThatIsAddedToADividedStageIsNamed, 4) {
+  auto group = init_process_group();
+  const Groups groups(world);
+  ShardedPipeline run(groups, schedule_1f1b(2, 2));
+  run.step(world, 0, 8);
+  run.units[0].module()->register_module("more", Layer());
+  EXPECT_THAT(message_of([&] { run.step(world, 1, 8); }),
+              HasSubstr("'more.linear.weight' of ["));
+}
+
 WORLD_TEST(PipelineFsdp, StagesThatCannotBeAreRefused, 1) {
   auto group = init_process_group();
   const Sequential whole = whole_layers(2);

@@ -18,8 +18,12 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/fsdp/fully_shard.h"
+#include "lockstep/parallel/join/joined_optimizer.h"
+#include "lockstep/parallel/model_averaging/averagers.h"
 #include "lockstep/parallel/tensor/tensor_collectives.h"
 #include "lockstep/parallel/tensor/verify_replicated.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/tensor/whole_tensors.h"
@@ -228,10 +232,71 @@ WORLD_TEST(Placement, MistakesAreNamed, 2) {
   // An average over ranks that have different parts.
   const Pair pair(group.get());
   EXPECT_THAT(message_of([&] { DistributedDataParallel<Pair> model(pair); }),
-              HasSubstr("ranks of the wrapper's group have different parts of "
-                        "'up'"));
+              HasSubstr("have different parts of 'up'"));
   DistributedDataParallel<Pair> alone(
       pair, {.process_group = split_group({{0}, {1}})});
+}
+
+// Experts of equal shapes. A sharded optimizer gathered pieces of different
+// experts into one, an averager averaged them, and after a join every rank had
+// the moments of one of them.
+WORLD_TEST(Placement, WhatTakesReplicasRefusesParts, 2) {
+  auto group = init_process_group();
+  Experts mine(std::vector<int>{world.rank});
+  for (const auto& one : mine->parameters()) {
+    one.mutable_grad() = torch::ones_like(one);
+  }
+  const auto before = mine->experts[0]->weight.clone();
+  const auto refused =
+      HasSubstr("have different parts of the tensor of [3, 3]");
+  EXPECT_THAT(message_of([&] {
+                ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+                    mine->parameters(), torch::optim::SGDOptions(0.1));
+              }),
+              refused);
+  PeriodicModelAverager averager({.period = 1});
+  EXPECT_THAT(
+      message_of([&] { averager.average_parameters(mine->parameters()); }),
+      refused);
+  torch::optim::SGD sgd(mine->parameters(), 0.1);
+  EXPECT_THAT(message_of([&] { JoinedOptimizer joined(sgd); }), refused);
+  EXPECT_TRUE(mine->experts[0]->weight.equal(before));
+  // All of them take what the ranks have in common.
+  ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+      mine->shared->parameters(), torch::optim::SGDOptions(0.1));
+  averager.average_parameters(mine->shared->parameters());
+}
+
+// A buffer of which each rank has its own.
+struct CountsImpl : torch::nn::Module {
+  explicit CountsImpl(int rank)
+      : shared(register_module("shared", torch::nn::Linear(3, 3))),
+        counts(register_buffer("counts", torch::full({2 + rank}, 1. * rank))),
+        seen(register_buffer("seen", torch::full({2}, 1. * rank))) {
+    set_placement(counts, Own{});
+  }
+  at::Tensor forward(const at::Tensor& x) { return shared(x); }
+  torch::nn::Linear shared;
+  at::Tensor counts, seen;
+};
+TORCH_MODULE(Counts);
+
+// Every rank got the buffer of rank 0.
+WORLD_TEST(Placement, BuffersOfWhichRanksHavePartsStayAsTheyAre, 2) {
+  auto group = init_process_group();
+  const auto expect_own = [&](const Counts& module) {
+    EXPECT_TRUE(
+        module->counts.equal(torch::full({2 + world.rank}, 1. * world.rank)));
+    EXPECT_TRUE(module->seen.equal(torch::zeros({2})));
+  };
+  Counts averaged(world.rank);
+  DistributedDataParallel<Counts> model(averaged);
+  model(torch::ones({1, 3})).sum().backward();
+  model(torch::ones({1, 3})).sum().backward();
+  expect_own(averaged);
+  Counts divided(world.rank);
+  FullyShard<Counts> unit(divided);
+  expect_own(divided);
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ enum class Quiet { no_grad, inference };
 
 struct Action {
   ActionKind kind{ActionKind::step};
-  Idiom idiom{Idiom::call};
-  int batch{0};  // which data; for train, evaluate and joined
+  Idiom idiom{Idiom::call};  // arrow in zero_grad: that of the model
+  int batch{0};              // which data; for train, evaluate and joined
 
   // For `train`.
   bool synchronises{true};  // false: under no_sync()

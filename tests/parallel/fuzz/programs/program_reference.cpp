@@ -82,7 +82,9 @@ void ProgramReference::run(const Action& action) {
   if (variables_before_) variables_ = *std::exchange(variables_before_, {});
   switch (action.kind) {
     case ActionKind::zero_grad: {
-      const bool drops_pending = program_.wrapping != Wrapping::fully_shard;
+      // An optimizer does not see what FullyShard keeps under no_sync().
+      const bool drops_pending = program_.wrapping != Wrapping::fully_shard ||
+                                 action.idiom == Idiom::arrow;
       for (const auto& item : net_->named_parameters()) {
         bool is_there = averaged_[item.key()].defined();
         for (auto& of_rank : pending_) {

@@ -71,7 +71,11 @@ class ProgramRun {
     auto& optimizer = trained_->optimizer();
     switch (action.kind) {
       case ActionKind::zero_grad:
-        optimizer.zero_grad(action.sets_to_none);
+        if (action.idiom == Idiom::arrow) {
+          trained_->zero_grad(action.sets_to_none);
+        } else {
+          optimizer.zero_grad(action.sets_to_none);
+        }
         if (action.sets_to_none) kept_are_apart_ = true;
         if (!action.sets_to_none && !kept_are_apart_) kept_.clear();
         return;

@@ -79,7 +79,8 @@ std::string text_of(const Program& program, const Action& action) {
   };
   switch (action.kind) {
     case ActionKind::zero_grad:
-      text << "optimizer.zero_grad(" << action.sets_to_none << ");";
+      text << (action.idiom == Idiom::arrow ? "model->" : "optimizer.")
+           << "zero_grad(" << action.sets_to_none << ");";
       break;
     case ActionKind::train:
       if (!action.synchronises) text << "{ auto guard = model.no_sync(); ";

@@ -138,6 +138,7 @@ class TrainedByDdp final : public Trained {
                      Variables& variables) override {
     return call_model(model_, idiom, program_.argument, x, batch, variables);
   }
+  void zero_grad(bool set_to_none) override { model_->zero_grad(set_to_none); }
   void without_sync(const std::function<void()>& body) override {
     const auto guard = model_.no_sync();
     body();
@@ -177,6 +178,7 @@ class TrainedInShards final : public Trained {
                      Variables& variables) override {
     return call_model(model_, idiom, program_.argument, x, batch, variables);
   }
+  void zero_grad(bool set_to_none) override { model_->zero_grad(set_to_none); }
   void without_sync(const std::function<void()>& body) override {
     const auto guard = model_.no_sync();
     body();

@@ -23,6 +23,10 @@ class Trained {
                            const at::Tensor& /*target*/) {
     return {};
   }
+  // That of the model, if it has one.
+  virtual void zero_grad(bool set_to_none) {
+    optimizer_->zero_grad(set_to_none);
+  }
   virtual void without_sync(const std::function<void()>& body) = 0;
   virtual void join(const std::function<void()>& /*body*/) {}
   virtual std::shared_ptr<torch::nn::Module> module() const = 0;
