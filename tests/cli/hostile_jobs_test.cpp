@@ -52,8 +52,9 @@ class HostileJobs : public LauncherTest {
     return job;
   }
   // Starts nobody's agent, which says that it is of `user`.
-  std::unique_ptr<RunningProgram> start_agent(const std::string& user) {
-    auto agent = start_program(as_user(kNobody, {kWorker, user, "agent"}));
+  std::unique_ptr<RunningProgram> start_agent(
+      const std::string& user, const std::string& kind = "agent") {
+    auto agent = start_program(as_user(kNobody, {kWorker, user, kind}));
     agent->await_output("ready");
     return agent;
   }
@@ -146,6 +147,14 @@ TEST_F(HostileJobs, AnotherUsersAgentIsInNobodysList) {
         << command;
   }
   end(*agent);
+}
+
+// Each of them held the list for 3 s.
+TEST_F(HostileJobs, AgentsThatDoNotAnswerHoldTheListForAShortTimeOnly) {
+  auto agents = start_agent(kNobody, "silent");
+  const auto list = run_command({"jobs"});  // in the 30 s that it has here
+  EXPECT_EQ(count(list.out, "no answer"), 12) << list.out << list.err;
+  end(*agents);
 }
 
 TEST_F(HostileJobs, APipeDoesNotHoldTheStacks) {

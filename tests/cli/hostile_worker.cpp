@@ -8,6 +8,8 @@
 //
 // hostile_worker USER agent: an agent that says by its socket's name that it is
 // USER's, and answers with a worker that has no place on its board.
+//
+// hostile_worker USER silent: twelve agents of USER that never answer.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +21,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/base/status_board.h"
@@ -146,12 +149,28 @@ void be_agent(const std::string& user) {
   }
 }
 
+void be_silent(const std::string& user) {
+  std::vector<FileDescriptor> listeners;
+  for (int number = 0; number < 12; ++number) {
+    listeners.push_back(listen_at(std::string(AgentSocket::kPrefix) + user +
+                                  "/1/" + std::to_string(number) + "/silent"));
+  }
+  std::puts("ready");
+  std::fflush(stdout);
+  ::pause();
+}
+
 }  // namespace
 }  // namespace lockstep::internal
 
 int main(int, char** argv) {
   using namespace lockstep::internal;
   const std::string kind = argv[2];
-  if (kind == "agent") be_agent(argv[1]);
-  lie(argv[1], kind);
+  if (kind == "agent") {
+    be_agent(argv[1]);
+  } else if (kind == "silent") {
+    be_silent(argv[1]);
+  } else {
+    lie(argv[1], kind);
+  }
 }
