@@ -62,9 +62,11 @@ pid_t parent_of(pid_t pid) {
   return parent;
 }
 
-// Returns whether an agent of this user, who is not root, may have `owner`: any
-// user can give a socket any name.
-bool is_trusted(uid_t owner) { return owner == geteuid() || owner == 0; }
+// Returns whether this user may see a job whose agent is `owner`'s. The name of
+// its socket does not say whose it is: any user can give it.
+bool is_visible(uid_t owner) {
+  return geteuid() == 0 || owner == geteuid() || owner == 0;
+}
 
 // Returns the job of an agent's socket,
 // "lockstep-agent/<user>/<pid>/<mark>/<run id>". The process id is that of the
@@ -89,7 +91,7 @@ std::optional<RunningJob> job_of(const std::string& socket) {
   pid_t agent = 0;
   if (const FileDescriptor connection = connect_to(socket)) {
     const ucred peer = peer_of(connection);
-    if (geteuid() != 0 && !is_trusted(peer.uid)) return std::nullopt;
+    if (!is_visible(peer.uid)) return std::nullopt;
     agent = peer.pid;
   } else if (geteuid() != 0) {
     return std::nullopt;  // it has ended, or nobody can ask whose it is
@@ -185,8 +187,7 @@ void JobLink::fail(const std::string& why) const {
 void JobLink::check_owner(const FileDescriptor& socket) {
   const ucred peer = peer_of(socket);
   // Anybody may take the name of an agent that has ended.
-  if (owner_ ? peer.uid != owner_->user
-             : geteuid() != 0 && !is_trusted(peer.uid)) {
+  if (owner_ ? peer.uid != owner_->user : !is_visible(peer.uid)) {
     fail("is answered for by another user");
   }
   if (owner_) return;
