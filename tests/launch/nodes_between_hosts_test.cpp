@@ -314,13 +314,13 @@ void join_again(const NetworkHosts& hosts, int host) {
   }
 }
 
-// FAULTS 31. The network is cut in several jobs at once: of a node, of the host
-// of the store, also if the others could move to a second endpoint, and one
-// way.
+// Fault 31. The network is cut in five jobs at once: of a node, of the host of
+// the store, and one way.
 TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
   const std::vector<std::string> none;
   CutJob& node = start_job({"--max-restarts=3"});
   CutJob& host = start_job();
+  // Its nodes could move to the second endpoint.
   CutJob& movable = start_job(none, "3", "lockstep", at(0) + "," + at(1));
   CutJob& towards = start_job();
   CutJob& back = start_job();
