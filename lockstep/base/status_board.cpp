@@ -182,8 +182,11 @@ void StatusBoard::add_event(std::string_view text, bool ends) {
 std::vector<BoardEvent> StatusBoard::events_after(int64_t number) const {
   const int64_t last = header().events.load(std::memory_order_acquire);
   std::vector<BoardEvent> events;
-  for (int64_t i = std::max(number, last - kEvents) + 1; i <= last; ++i) {
-    if (i < 1) continue;
+  // The board may be of an agent that lies: `last` can be any number.
+  for (auto back = std::clamp<int64_t>(last, 0, kEvents) - 1; back >= 0;
+       --back) {
+    const int64_t i = last - back;
+    if (i <= number) continue;
     const auto event = event_place(i).load<BoardEvent>();
     // A newer one may have taken the place meanwhile.
     if (event && event->number == i) events.push_back(*event);

@@ -83,6 +83,13 @@ class AgentStoreRefused : public AgentStoreError {
   using AgentStoreError::AgentStoreError;
 };
 
+// The process that listens at the endpoint closes connections, or says what no
+// agents' store says.
+class AgentStoreStranger : public AgentStoreError {
+ public:
+  using AgentStoreError::AgentStoreError;
+};
+
 // How an agent rejoins the store if its connection breaks while both hosts
 // live. An operation under way then blocks, and goes on once the agent has
 // connected again; it is done once. The store's client asks and tells in the

@@ -81,10 +81,11 @@ class ChildProcess {
   // ExecError if the kernel refuses the program, another std::system_error if
   // no process is available.
   static ChildProcess start(const ChildStart& start);
-  // Forks this process, which must have one thread. The child ends with the
-  // result of `body`, which must not throw, as its exit code, without running
-  // destructors. The kernel lets it live on when this process ends. Throws
-  // std::system_error, whose text begins with `what`.
+  // Forks this process. If it has several threads, `body` must take no lock but
+  // those of malloc(). The child ends with the result of `body`, which must not
+  // throw, as its exit code, without running destructors. The kernel lets it
+  // live on when this process ends. Throws std::system_error, whose text begins
+  // with `what`.
   static ChildProcess fork(const std::string& what,
                            const std::function<int()>& body);
 

@@ -27,7 +27,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAnswerTime{3'000};
 constexpr milliseconds kLookInterval{10};
 constexpr size_t kCommandBytes = 100;
 constexpr size_t kMostPacketBytes = 256 << 10;
@@ -63,11 +62,10 @@ pid_t parent_of(pid_t pid) {
   return parent;
 }
 
-// Returns the process that listens at a socket, as this PID namespace numbers
-// it; 0 if that does not know it, or if no process listens.
-pid_t listener_of(const std::string& socket) {
-  const FileDescriptor connection = connect_to(socket);
-  return connection ? peer_of(connection).pid : 0;
+// Returns whether this user may see a job whose agent is `owner`'s. The name of
+// its socket does not say whose it is: any user can give it.
+bool is_visible(uid_t owner) {
+  return geteuid() == 0 || owner == geteuid() || owner == 0;
 }
 
 // Returns the job of an agent's socket,
@@ -88,11 +86,21 @@ std::optional<RunningJob> job_of(const std::string& socket) {
   const size_t run_id = rest.find('/', mark + 1);
   if (mark == rest.npos || run_id == rest.npos) return std::nullopt;
   if (geteuid() != 0 && user != geteuid()) return std::nullopt;
+  // The process that listens there, as this PID namespace numbers it; 0 if it
+  // does not know it.
+  pid_t agent = 0;
+  if (const FileDescriptor connection = connect_to(socket)) {
+    const ucred peer = peer_of(connection);
+    if (!is_visible(peer.uid)) return std::nullopt;
+    agent = peer.pid;
+  } else if (geteuid() != 0) {
+    return std::nullopt;  // it has ended, or nobody can ask whose it is
+  }
   RunningJob job;
   job.mark = rest.substr(mark + 1, run_id - mark - 1);
   job.run_id = rest.substr(run_id + 1);
   job.socket = socket;
-  job.agent_pid = listener_of(socket);
+  job.agent_pid = agent;
   if (job.agent_pid == 0) return job;
   job.command = command_of(job.agent_pid);
   const pid_t parent = parent_of(job.agent_pid);
@@ -179,8 +187,7 @@ void JobLink::fail(const std::string& why) const {
 void JobLink::check_owner(const FileDescriptor& socket) {
   const ucred peer = peer_of(socket);
   // Anybody may take the name of an agent that has ended.
-  if (owner_ ? peer.uid != owner_->user
-             : geteuid() != 0 && peer.uid != geteuid() && peer.uid != 0) {
+  if (owner_ ? peer.uid != owner_->user : !is_visible(peer.uid)) {
     fail("is answered for by another user");
   }
   if (owner_) return;
@@ -189,7 +196,7 @@ void JobLink::check_owner(const FileDescriptor& socket) {
 }
 
 JobLink::Reply JobLink::ask(const std::string& question) {
-  const Deadline deadline = Deadline::after(kAnswerTime);
+  const Deadline deadline = Deadline::after(allowed_);
   FileDescriptor socket = connect_to(job_.socket);
   // Many may ask at once.
   while (!socket && errno == EAGAIN && !deadline.expired()) {
@@ -201,14 +208,13 @@ JobLink::Reply JobLink::ask(const std::string& question) {
   if (send_packet(socket, std::as_bytes(std::span(question))) != Sent::all) {
     fail("has ended");
   }
-  const Deadline answered = Deadline::after(kAnswerTime);
   Reply reply;
   std::vector<std::byte> bytes(kMostPacketBytes);
   while (true) {
     pollfd entry{socket.get(), POLLIN, 0};
-    ::poll(&entry, 1, static_cast<int>(answered.remaining().count()));
+    ::poll(&entry, 1, static_cast<int>(deadline.remaining().count()));
     Packet answer = receive_packet(socket, bytes);
-    if (answer.state == Packet::State::none && answered.expired()) {
+    if (answer.state != Packet::State::hung_up && deadline.expired()) {
       fail("does not answer; its agent, process " +
            std::to_string(job_.agent_pid) + ", may be stopped");
     }
@@ -237,6 +243,13 @@ JobStatus JobLink::watch(milliseconds how_long) {
   if (!nlohmann::json::accept(reply.text)) fail("has ended");
   JobStatus status = job_status_of(reply.text);
   board_.emplace(StatusBoard::map(std::move(reply.descriptor)));
+  // Callers index with it, and the agent may be another user's.
+  for (size_t at = 0; at < status.workers.size(); ++at) {
+    if (status.workers[at].local_rank != static_cast<int>(at) ||
+        status.workers[at].local_rank >= board_->places()) {
+      fail("gave an answer that this lockstep does not read");
+    }
+  }
   return status;
 }
 

@@ -29,8 +29,9 @@ struct RunningJob {
 std::string name_of(const RunningJob& job);
 
 // Returns the agents of this user (root: of all users) in this network
-// namespace, the oldest process first. Throws std::runtime_error if the system
-// does not list its sockets.
+// namespace, the oldest process first. Leaves out what cannot be seen to be
+// this user's: an agent that is stopped and that 512 others wait to ask, too.
+// Throws std::runtime_error if the system does not list its sockets.
 std::vector<RunningJob> running_jobs();
 
 // Returns the job that `which` names: a run id, the process id of the launcher
@@ -41,21 +42,26 @@ std::vector<RunningJob> running_jobs();
 RunningJob find_job(const std::optional<std::string>& which);
 
 // Asks an agent, and blocks for its answer. Throws std::runtime_error with one
-// line if the agent has ended, refuses, or does not answer within 3 s.
+// line if the agent has ended, refuses, or does not answer in time.
 //
 // Once an agent has been reached, this process, if it is root's, gives up root
 // for the rights of the job's owner, for good; unless `keeps_root`: then the
 // caller uses what the job names with OwnersRights only.
 class JobLink {
  public:
-  explicit JobLink(RunningJob job, bool keeps_root = false)
-      : job_(std::move(job)), keeps_root_(keeps_root) {}
+  static constexpr std::chrono::milliseconds kAnswerTime{3'000};
+
+  // An answer takes `allowed` at most.
+  explicit JobLink(RunningJob job, bool keeps_root = false,
+                   std::chrono::milliseconds allowed = kAnswerTime)
+      : job_(std::move(job)), keeps_root_(keeps_root), allowed_(allowed) {}
 
   const RunningJob& job() const { return job_; }
   // Requires that a question was answered.
   const JobOwner& owner() const { return *owner_; }
   // Asks for the job's status, and has its ranks publish for `how_long` what
-  // they do; 0: they need not.
+  // they do; 0: they need not. Each local_rank of the result is the worker's
+  // place in it, and on the board.
   JobStatus watch(
       std::chrono::milliseconds how_long = std::chrono::milliseconds(5000));
   // Has all ranks profile themselves: StatusBoard::ask_profile().
@@ -84,6 +90,7 @@ class JobLink {
 
   RunningJob job_;
   bool keeps_root_;
+  std::chrono::milliseconds allowed_;
   std::optional<JobOwner> owner_{};
   std::optional<StatusBoard> board_{};
   int64_t watched_ns_ = 0;  // when watch() was called

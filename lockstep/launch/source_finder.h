@@ -35,18 +35,20 @@ class SourceReader {
 using OpenSourceReader = SourceReader* (*)();
 inline constexpr const char* kOpenSourceReader = "lockstep_open_source_reader";
 
-// Finds functions and the lines of sources for the frames of stacks, in the
-// process that shows a stack and not in the one that has crashed. If the module
-// cannot be loaded, or when the time is over, frames stay as they are. One
+// Finds functions and the lines of sources for the frames of stacks, in a
+// process of its own beside the one that shows a stack: what a frame names may
+// be a pipe, or a file that changes while it is read. If the module cannot be
+// loaded, that process ends, or the time is over, frames stay as they are. One
 // object remembers what it has found, since ranks that fail alike have the same
 // frames. For one thread.
 class SourceFinder {
  public:
-  // `allowed`: how long all calls together may take, but for the frame that is
-  // being looked up then.
+  // `allowed`: how long all calls together may take.
   explicit SourceFinder(
-      std::chrono::milliseconds allowed = std::chrono::seconds(3))
-      : deadline_(Deadline::after(allowed)) {}
+      std::chrono::milliseconds allowed = std::chrono::seconds(5));
+  ~SourceFinder();
+  SourceFinder(const SourceFinder&) = delete;
+  SourceFinder& operator=(const SourceFinder&) = delete;
 
   // Returns the frames `lines` (native_stack.h, frame_line()) for people:
   // "at::mm(...) +0x1c in libtorch_cpu.so", or, if the line is known,
@@ -55,10 +57,12 @@ class SourceFinder {
   std::vector<std::string> texts(const std::vector<std::string>& lines);
 
  private:
+  class Process;
+
   const Source& look_up(const std::string& file, uint64_t place);
 
   Deadline deadline_;
-  std::unique_ptr<SourceReader> reader_{};
+  std::unique_ptr<Process> process_{};
   bool is_open_ = false;
   std::map<std::pair<std::string, uint64_t>, Source> known_;
 };

@@ -19,8 +19,8 @@ constexpr milliseconds kConnectAllowance{1000};
 constexpr milliseconds kOpenAllowance{3000};
 // After this time the user is told what is being waited for.
 constexpr milliseconds kLongConnect{5000};
-// For how long a store that has another secret may be that of a job that is
-// ending.
+// For how long a store that has another secret, or closes connections, may be
+// that of a job that is ending.
 constexpr milliseconds kRefusedAllowance{10'000};
 // For how long the host of a store that was there may refuse connections.
 constexpr milliseconds kGoneAllowance{3000};
@@ -163,6 +163,8 @@ std::optional<OpenedStore> StoreConnector::connect(
       failure.reason = error.what();  // the store may be ending
       failure.other_secret =
           dynamic_cast<const AgentStoreRefused*>(&error) != nullptr;
+      failure.stranger =
+          dynamic_cast<const AgentStoreStranger*>(&error) != nullptr;
     }
   }
   return std::nullopt;
@@ -174,6 +176,7 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
   const std::string where = options_.endpoint.text();
   bool told = false;
   Deadline other_secret = Deadline::after(kRefusedAllowance);
+  Deadline stranger = Deadline::after(kRefusedAllowance);
   Deadline refusal = Deadline::after(kGoneAllowance);
   while (true) {
     Failure failure;
@@ -199,6 +202,14 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
                                   reason +
                                   " than this one; give every node the same "
                                   "LOCKSTEP_JOB_SECRET or --rdzv-secret-file");
+    }
+    if (!port_in_use || !failure.stranger) {
+      stranger = Deadline::after(kRefusedAllowance);
+    } else if (stranger.expired()) {
+      throw std::invalid_argument(
+          "the agents' store cannot be hosted at " + where +
+          ": another process uses the port: " + reason +
+          "; if it is not an agent, give another port to all nodes");
     }
     if (!failure.refused) {
       refusal = Deadline::after(kGoneAllowance);

@@ -62,8 +62,10 @@ class StoreConnector {
   // Throws AgentStoreError, one line with the endpoint and the reason;
   // std::invalid_argument if this agent must host the store and cannot, or if
   // another process has used the port of this host for 3 s and accepts no
-  // connections there, or if the host has had another secret for 10 s (before,
-  // it may be the store of a job that is ending).
+  // connections there, or for 10 s and is no agents' store, or if the host has
+  // had another secret for 10 s (before, it may be the store of a job that is
+  // ending). A process that accepts connections and says nothing may be a store
+  // whose agent is stopped, and is waited for.
   OpenedStore open(const std::function<bool()>& cancelled,
                    const Notice& notice) const;
 
@@ -82,7 +84,8 @@ class StoreConnector {
     std::string reason{};
     int error = 0;  // of the system; 0: none
     bool other_secret = false;
-    bool refused = false;  // each address refuses connections
+    bool stranger = false;  // AgentStoreStranger
+    bool refused = false;   // each address refuses connections
 
     std::string text() const;  // the reason and the system's error
   };

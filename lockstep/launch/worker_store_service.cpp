@@ -32,6 +32,9 @@ constexpr int kWorkerReadsAtOnce = 8;
 // the line, before no more is read from clients.
 constexpr size_t kMostUnanswered = 64;
 constexpr size_t kMostLineBytes = 1 << 20;
+// How many bytes the replies may have that clients have not taken, with those
+// that are under way, before each client may have one call under way only.
+constexpr size_t kMostReplyBytes = 64 << 20;
 // When there was no descriptor for a client.
 constexpr std::chrono::milliseconds kRetryAccept{100};
 
@@ -154,8 +157,9 @@ void WorkerStoreService::accept_new() {
 }
 
 bool WorkerStoreService::may_ask(const Client& client) const {
-  return client.unanswered < kMostUnanswered &&
-         line_output_.size() <= kMostLineBytes;
+  const size_t replies = output_bytes_ + unanswered_ * kMostWorkerMessageBytes;
+  const size_t most = replies < kMostReplyBytes ? kMostUnanswered : 1;
+  return client.unanswered < most && line_output_.size() <= kMostLineBytes;
 }
 
 void WorkerStoreService::serve(Client& client) {
@@ -206,6 +210,7 @@ bool WorkerStoreService::flush(Client& client) {
     }
   }
   client.output.erase(0, sent);
+  output_bytes_ -= sent;
   const uint32_t wanted = client.output.empty() ? EPOLLIN : EPOLLOUT;
   const bool rests = client.output.empty() && paused_.contains(client.id);
   await_events(client, rests ? 0 : wanted);
@@ -217,6 +222,7 @@ void WorkerStoreService::take_call(Client& client, const std::string& message) {
   const WorkerCall call = parse_worker_call(message);
   if (line_) {
     ++client.unanswered;
+    ++unanswered_;
     send_line(encode(Request{.operation = Request::Operation::worker_call,
                              .value = message,
                              .number = static_cast<int64_t>(client.id)}));
@@ -231,7 +237,9 @@ void WorkerStoreService::deliver(Id to, const std::string& reply) {
   const auto found = clients_.find(to);
   if (found == clients_.end()) return;
   Client& client = *found->second;
+  const size_t before = client.output.size();
   client.output += with_length(reply);
+  output_bytes_ += client.output.size() - before;
   if (!flush(client)) doomed_.insert(to);
 }
 
@@ -252,6 +260,7 @@ void WorkerStoreService::serve_line() {
         const auto found = clients_.find(id);
         if (found == clients_.end()) continue;
         --found->second->unanswered;
+        --unanswered_;
         deliver(id, reply.text);
       }
       if (progress != StoreLine::Progress::done) break;
@@ -295,7 +304,11 @@ void WorkerStoreService::lose_line() {
 
 void WorkerStoreService::drop(Id id) {
   paused_.erase(id);
-  if (clients_.erase(id) == 0) return;
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  unanswered_ -= found->second->unanswered;
+  output_bytes_ -= found->second->output.size();
+  clients_.erase(found);
   if (line_) {
     send_line(encode(Request{.operation = Request::Operation::worker_gone,
                              .number = static_cast<int64_t>(id)}));

@@ -31,8 +31,8 @@ namespace lockstep::internal {
 //
 // One thread does all this, so a worker that is slow or sends nonsense (its
 // connection is closed then) holds up neither the agent nor other workers. The
-// workers cannot make it use more memory than WorkerTable::kMostBytes, and for
-// each connection some messages.
+// workers cannot make it use more memory than WorkerTable::kMostBytes, 64 MiB
+// of replies, and for each connection some messages.
 class WorkerStoreService {
  public:
   // Listens at `name` and starts the thread. `line` is the connection to the
@@ -91,6 +91,9 @@ class WorkerStoreService {
   std::string line_output_{};
   uint32_t line_events_ = 0;
   bool lost_ = false;
+  // The sums of Client::output's bytes and of Client::unanswered.
+  size_t output_bytes_ = 0;
+  size_t unanswered_ = 0;
   WorkerTable table_{};
   Id next_id_;
   std::unordered_map<Id, std::unique_ptr<Client>> clients_;

@@ -3,13 +3,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/shared_memory.h"
 
 namespace lockstep::internal {
 namespace {
@@ -65,6 +69,23 @@ TEST(StatusBoard, WhatOneProcessPublishesAnotherReads) {
   board.clear(2);
   EXPECT_FALSE(other.read(2));
   EXPECT_TRUE(other.read(0));
+}
+
+// The board of an agent that lies can have any number there: a reader counted
+// on for ever from the largest.
+TEST(StatusBoard, AnyNumberOfEventsIsRead) {
+  const StatusBoard board = StatusBoard::create(1);
+  struct stat facts {};
+  ASSERT_EQ(::fstat(board.descriptor(), &facts), 0);
+  const SharedMemory memory = SharedMemory::map(
+      FileDescriptor(::fcntl(board.descriptor(), F_DUPFD_CLOEXEC, 0)),
+      static_cast<size_t>(facts.st_size));
+  auto* words = reinterpret_cast<int64_t*>(memory.data());
+  for (const int64_t number : {INT64_MAX, INT64_MIN, int64_t{-1}}) {
+    std::fill_n(words + 1, 9, number);  // the header without its version
+    EXPECT_TRUE(board.events_after(0).empty());
+    EXPECT_TRUE(board.events_after(INT64_MAX).empty());
+  }
 }
 
 TEST(StatusBoard, TheLastEventsAreKept) {

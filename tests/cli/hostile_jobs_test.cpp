@@ -17,6 +17,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+const std::string kWorker = LOCKSTEP_BIN_DIR "/tests/hostile_worker";
+const std::string kNobody = "65534";
+
 class HostileJobs : public LauncherTest {
  protected:
   void SetUp() override {
@@ -31,14 +34,29 @@ class HostileJobs : public LauncherTest {
   }
   fs::path secret() const { return scratch() / "secret"; }
 
+  // Returns `command` for another user.
+  static std::vector<std::string> as_user(
+      const std::string& user, const std::vector<std::string>& command) {
+    std::vector<std::string> all{"/bin/sh", "-c",
+                                 "exec setpriv --reuid=" + user + " --regid=" +
+                                     user + " --clear-groups \"$@\"",
+                                 "sh"};
+    all.insert(all.end(), command.begin(), command.end());
+    return all;
+  }
   std::unique_ptr<RunningProgram> start_hostile(const std::string& kind) {
-    auto job = start_program(
-        {"/bin/sh", "-c",
-         "exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$@\"", "sh",
-         LOCKSTEP_BIN_DIR "/lockstep", "run", "--rdzv-id=hostile",
-         LOCKSTEP_BIN_DIR "/tests/hostile_worker", secret().string(), kind});
+    auto job = start_program(as_user(
+        kNobody, {LOCKSTEP_BIN_DIR "/lockstep", "run", "--rdzv-id=hostile",
+                  kWorker, secret().string(), kind}));
     job->await_output("ready");
     return job;
+  }
+  // Starts nobody's agent, which says that it is of `user`.
+  std::unique_ptr<RunningProgram> start_agent(
+      const std::string& user, const std::string& kind = "agent") {
+    auto agent = start_program(as_user(kNobody, {kWorker, user, kind}));
+    agent->await_output("ready");
+    return agent;
   }
   static void end(RunningProgram& job) {
     job.signal(SIGTERM);
@@ -58,6 +76,85 @@ TEST_F(HostileJobs, AProfileTakesNoFileButATrace) {
     EXPECT_FALSE(fs::exists(folder)) << "of no trace";
     end(*job);
   }
+}
+
+// A sparse file would fill root's disk.
+TEST_F(HostileJobs, AProfileTakesNoTraceWithoutLimit) {
+  auto job = start_hostile("huge");
+  const auto folder = scratch() / "traces";
+  const auto result = run_command(
+      {"profile", "hostile", "--seconds=0.1", "--output", folder.string()});
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("has 5368709120 bytes, and at most"));
+  EXPECT_FALSE(fs::exists(folder));
+  end(*job);
+}
+
+// Other users could put links where root's traces would be written.
+TEST_F(HostileJobs, AProfileIsWrittenToAFolderOfRootsOnly) {
+  auto job = start_hostile("trace");
+  const auto profile = [&](const fs::path& folder) {
+    return run_command(
+        {"profile", "hostile", "--seconds=0.1", "--output", folder.string()});
+  };
+  const fs::path theirs = scratch() / "theirs";
+  const fs::path shared = scratch() / "shared";
+  const fs::path own = scratch() / "own";
+  const fs::path link = scratch() / "link";
+  for (const fs::path& folder : {theirs, shared, own}) {
+    fs::create_directory(folder);
+  }
+  ASSERT_EQ(::chown(theirs.c_str(), 65534, 65534), 0);
+  fs::permissions(shared, fs::perms(0777));
+  fs::create_directory_symlink(own, link);
+  for (const fs::path& folder : {theirs, shared, link}) {
+    const auto result = profile(folder);
+    EXPECT_EQ(result.exit_code, 2) << folder << result.out;
+    EXPECT_THAT(result.err, HasSubstr("--output " + folder.string()));
+    EXPECT_TRUE(fs::is_empty(folder));
+  }
+  for (const fs::path& folder : {own, scratch() / "new"}) {
+    const auto result = profile(folder);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("The traces are in " + folder.string()));
+    EXPECT_THAT(result.err, AllOf(HasSubstr(folder.string() + "/rank0.json.gz"),
+                                  Not(HasSubstr("/proc/"))));
+    EXPECT_TRUE(fs::exists(folder / "rank0.json.gz"));
+  }
+  end(*job);
+}
+
+// Its numbers were indices.
+TEST_F(HostileJobs, AnAgentsNumbersAreNotBelieved) {
+  auto agent = start_agent(kNobody);
+  for (const std::string command : {"status", "stacks", "profile"}) {
+    const auto result = run_command({command, "hostile"});
+    EXPECT_EQ(result.exit_code, 1) << command << result.out;
+    EXPECT_THAT(result.err, HasSubstr("that this lockstep does not read"));
+  }
+  end(*agent);
+}
+
+// Any user may give a socket any name.
+TEST_F(HostileJobs, AnotherUsersAgentIsInNobodysList) {
+  constexpr const char* kUser = "65533";
+  auto agent = start_agent(kUser);
+  for (const std::string command : {"jobs", "status"}) {
+    EXPECT_THAT(
+        run_program(as_user(kUser, {LOCKSTEP_BIN_DIR "/lockstep", command}))
+            .err,
+        HasSubstr("no job of this user runs"))
+        << command;
+  }
+  end(*agent);
+}
+
+// Each of them held the list for 3 s.
+TEST_F(HostileJobs, AgentsThatDoNotAnswerHoldTheListForAShortTimeOnly) {
+  auto agents = start_agent(kNobody, "silent");
+  const auto list = run_command({"jobs"});  // in the 30 s that it has here
+  EXPECT_EQ(count(list.out, "no answer"), 12) << list.out << list.err;
+  end(*agents);
 }
 
 TEST_F(HostileJobs, APipeDoesNotHoldTheStacks) {

@@ -1,9 +1,15 @@
 // A worker for tests/cli/hostile_jobs_test.cpp that lies to those who look at
 // its job: hostile_worker SECRET KIND. Asked for a profile, it says that its
 // trace is SECRET; with KIND "link", it makes a link to it where its trace
-// should be. Asked for stacks, it leaves a pipe (KIND "pipe"), or frames in the
-// module SECRET and escape sequences. Prints "ready" once it publishes, and
-// ends with its launcher.
+// should be, with "huge", an empty file of 5 GiB, and with "trace", a trace.
+// Asked for stacks, it leaves a pipe (KIND "pipe"), or frames in the module
+// SECRET and escape sequences. Prints "ready" once it publishes, and ends with
+// its launcher.
+//
+// hostile_worker USER agent: an agent that says by its socket's name that it is
+// USER's, and answers with a worker that has no place on its board.
+//
+// hostile_worker USER silent: twelve agents of USER that never answer.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -15,15 +21,23 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/base/status_board.h"
 #include "lockstep/base/steady_ns.h"
+#include "lockstep/launch/agent_socket.h"
+#include "lockstep/launch/job_status.h"
 
 namespace lockstep::internal {
 namespace {
 
 constexpr std::string_view kEscapes = "\033]0;owned\007\033[2Jhidden";
+
+constexpr const char* kTrace =
+    R"({"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": [)"
+    R"({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1,)"
+    R"("ts": 10, "dur": 80}]})";
 
 struct Agent {
   std::string folder;  // of the attempt
@@ -73,11 +87,18 @@ void lie(const std::string& secret, const std::string& kind) {
       status.profile = profile;
       status.profile_state = ProfileState::written;
       std::string trace = secret;
-      if (kind == "link") {
+      if (kind != "path") {
         const auto folder = agent.folder + "/profile" + std::to_string(profile);
         trace = folder + "/rank0.json";
         std::filesystem::create_directory(folder);
-        std::filesystem::create_symlink(secret, trace);
+        if (kind == "link") {
+          std::filesystem::create_symlink(secret, trace);
+        } else {
+          std::ofstream(trace) << kTrace;
+        }
+        if (kind == "huge") {
+          std::filesystem::resize_file(trace, std::uintmax_t{5} << 30);
+        }
       }
       status.profile_words.set(trace);
     }
@@ -97,7 +118,59 @@ void lie(const std::string& secret, const std::string& kind) {
   }
 }
 
+// Returns the first packet that comes.
+std::string question_of(const FileDescriptor& asker) {
+  std::array<std::byte, AgentSocket::kQuestionBytes> bytes;
+  Packet packet;
+  while ((packet = receive_packet(asker, bytes)).state == Packet::State::none) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return {reinterpret_cast<const char*>(bytes.data()), packet.bytes};
+}
+
+void be_agent(const std::string& user) {
+  const StatusBoard board = StatusBoard::create(1);
+  const std::string status =
+      to_json({.run_id = "hostile",
+               .state = JobStatus::State::running,
+               .workers = {{.local_rank = 1'000'000, .pid = ::getpid()}}});
+  const FileDescriptor listener =
+      listen_at(std::string(AgentSocket::kPrefix) + user + "/1/mark/hostile");
+  std::puts("ready");
+  std::fflush(stdout);
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+    const FileDescriptor asker = accept_from(listener);
+    if (!asker) continue;
+    const std::string question = question_of(asker);
+    const bool watches = question.find("watch") != question.npos;
+    const std::string answer = watches ? status : "1";
+    send_packet(asker, std::as_bytes(std::span(answer)),
+                watches ? board.descriptor() : -1);
+  }
+}
+
+void be_silent(const std::string& user) {
+  std::vector<FileDescriptor> listeners;
+  for (int number = 0; number < 12; ++number) {
+    listeners.push_back(listen_at(std::string(AgentSocket::kPrefix) + user +
+                                  "/1/" + std::to_string(number) + "/silent"));
+  }
+  std::puts("ready");
+  std::fflush(stdout);
+  ::pause();
+}
+
 }  // namespace
 }  // namespace lockstep::internal
 
-int main(int, char** argv) { lockstep::internal::lie(argv[1], argv[2]); }
+int main(int, char** argv) {
+  using namespace lockstep::internal;
+  const std::string kind = argv[2];
+  if (kind == "agent") {
+    be_agent(argv[1]);
+  } else if (kind == "silent") {
+    be_silent(argv[1]);
+  } else {
+    lie(argv[1], kind);
+  }
+}

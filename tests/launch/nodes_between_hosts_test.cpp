@@ -320,12 +320,15 @@ TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
   const std::vector<std::string> none;
   CutJob& node = start_job({"--max-restarts=3"});
   CutJob& host = start_job();
+  // Its nodes could move to the second endpoint.
+  CutJob& movable = start_job(none, "3", "lockstep", at(0) + "," + at(1));
   CutJob& towards = start_job();
   CutJob& back = start_job();
   CutJob& elastic = start_job(none, "2:3");
   CutJob& c10d = start_job(none, "3", "c10d");
   cut_off(node.hosts(), 2);
   cut_off(host.hosts(), 0);
+  cut_off(movable.hosts(), 0);
   ASSERT_TRUE(towards.hosts().lose_packets(1, 0));
   ASSERT_TRUE(back.hosts().lose_packets(0, 1));
   cut_off(elastic.hosts(), 1);
@@ -333,6 +336,7 @@ TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
   std::this_thread::sleep_for(seconds(20));
   join_again(node.hosts(), 2);
   join_again(host.hosts(), 0);
+  join_again(movable.hosts(), 0);
   ASSERT_TRUE(towards.hosts().let_through(1, 0));
   ASSERT_TRUE(back.hosts().let_through(0, 1));
   join_again(elastic.hosts(), 1);
@@ -340,8 +344,10 @@ TEST_F(NetworkCuts, OfTwentySecondsEndNoWorker) {
   // The agents say that they are in touch again.
   node.node(2).await_error("is back after");
   for (const size_t other : {1u, 2u}) {
-    host.node(other).await_error("no contact with node 0");
-    host.node(other).await_error("is back after");
+    for (CutJob* job : {&host, &movable}) {
+      job->node(other).await_error("no contact with node 0");
+      job->node(other).await_error("is back after");
+    }
   }
   c10d.node(1).await_error("no answer from ");
   towards.node(1).await_error("is back after");

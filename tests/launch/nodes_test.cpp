@@ -1,5 +1,6 @@
 // `lockstep run` over several nodes: ranks, environment, rendezvous, mistakes.
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -7,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <string_view>
+#include <thread>
 
 #include "lockstep/launch/endpoint.h"
 #include "tests/launch/nodes.h"
@@ -406,6 +409,34 @@ TEST_F(Nodes, PortThatAnotherProcessUsesIsSaidSoon) {
   const auto result = run_script(meeting(endpoint(), 2), "true");
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("another process uses the port"));
+}
+
+// The same with a server, which accepts connections and knows other words.
+TEST_F(Nodes, PortOfAServerIsSaidSoon) {
+  const auto own = resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
+  const FileDescriptor server = bind_socket(own);
+  ASSERT_EQ(::listen(server.get(), 16), 0);
+  const std::jthread serving([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      pollfd entry{server.get(), POLLIN, 0};
+      if (::poll(&entry, 1, 50) <= 0) continue;
+      const FileDescriptor client(::accept(server.get(), nullptr, nullptr));
+      constexpr std::string_view kWords = "HTTP/1.1 400 Bad Request\r\n\r\n";
+      ::send(client.get(), kWords.data(), kWords.size(), MSG_NOSIGNAL);
+    }
+  });
+  const auto with_secret = meeting(endpoint(), 2);
+  const auto without = with(with_secret, {"--rdzv-insecure"});
+  for (const auto& options : {with_secret, without}) {
+    const auto result = run_script(
+        options, "true",
+        {.environment = {options == without
+                             ? "LOCKSTEP_JOB_SECRET="
+                             : "LOCKSTEP_JOB_SECRET=0123456789abcdef"}});
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("another process uses the port: "),
+                                  HasSubstr("give another port")));
+  }
 }
 
 TEST_F(Nodes, EveryInterfaceIsNoAddressToReach) {

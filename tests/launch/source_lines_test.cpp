@@ -116,6 +116,12 @@ TEST_F(SourceLines, AStrippedProgramHasPlacesOnly) {
   EXPECT_THAT(said_of_copy("strip program"), HasSubstr("\n  in program +0x"));
 }
 
+// libdw opens a file of that name and waited for ever, and so did the launcher.
+TEST_F(SourceLines, APipeInThePlaceOfDebugInformationIsNotAwaited) {
+  EXPECT_THAT(said_of_copy("strip program && mkfifo program.debug"),
+              HasSubstr("\n  in program +0x"));
+}
+
 TEST_F(SourceLines, DebugInformationMayLieInAFileOfItsOwn) {
   EXPECT_THAT(said_of_copy("objcopy --only-keep-debug program program.debug && "
                            "strip --strip-debug --strip-unneeded program && "

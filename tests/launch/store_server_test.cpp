@@ -494,7 +494,7 @@ TEST_P(StoreServerSecret, StrangerIsRefused) {
   EXPECT_THROW(client("the secret of another job"), AgentStoreRefused);
   EXPECT_THROW(client(kSecret + " "), AgentStoreRefused);
   EXPECT_THAT(message_of([&] { client(std::nullopt); }),
-              HasSubstr("the connection is closed"));
+              HasSubstr("does not shake hands"));
   expect_unharmed(*own_);
 }
 

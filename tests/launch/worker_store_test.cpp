@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
 #include <random>
 #include <thread>
 
@@ -30,6 +31,12 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 
 enum class Way { one_node, plain_nodes, tls_nodes };
+
+size_t resident_bytes() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages >> pages;
+  return pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
 
 Deadline soon() { return Deadline::after(seconds(20)); }
 
@@ -391,6 +398,32 @@ TEST_P(WorkerStores, WorkerThatTakesNoRepliesHoldsUpNobody) {
   }
   EXPECT_LT(asked, kMost) << "the agent still reads";
   expect_unharmed(*before);
+}
+
+// A hundred workers that take no replies cost 790 MB.
+TEST_P(WorkerStores, RepliesThatNobodyTakesAreBounded) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer keeps memory that was freed";
+#endif
+  constexpr int kWorkers = 100;
+  constexpr int kQuestions = 64;
+  auto before = worker(1);
+  set(*before, "large", std::string(kMostWorkerValueBytes, 'x'));
+  const std::string question =
+      with_length(bytes_of({.operation = Operation::get, .key = "large"}));
+  const size_t resident = resident_bytes();
+  std::vector<FileDescriptor> greedy;
+  for (int one = 0; one < kWorkers; ++one) {
+    greedy.push_back(connect_to(names_.back(), SocketKind::stream));
+    for (int asked = 0; asked < kQuestions; ++asked) {
+      ASSERT_EQ(send(greedy.back().get(), question.data(), question.size(),
+                     MSG_NOSIGNAL),
+                static_cast<ssize_t>(question.size()));
+    }
+  }
+  // What was asked before has been answered by then.
+  expect_unharmed(*before);
+  EXPECT_LT(resident_bytes(), resident + (size_t{300} << 20));
 }
 
 TEST_P(WorkerStores, LossOfTheAgentsStoreEndsEveryCall) {

@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
@@ -23,7 +25,11 @@ namespace {
 
 using nlohmann::json;
 
+using std::chrono::milliseconds;
+
 constexpr const char* kJobsName = "lockstep jobs";
+constexpr milliseconds kListTime{10'000};
+constexpr milliseconds kLeastAnswerTime{20};
 
 struct ListedJob {
   RunningJob job{};
@@ -32,26 +38,36 @@ struct ListedJob {
   double running_seconds = 0;
 };
 
+// Asks each job. One that does not answer must not hold up the list, nor must
+// hundreds of another user's: what is left of the time is shared.
 std::vector<ListedJob> listed(const std::vector<RunningJob>& jobs) {
+  const Deadline deadline = Deadline::after(kListTime);
+  auto left = static_cast<int>(jobs.size());
   std::vector<ListedJob> all;
   for (const RunningJob& job : jobs) {
     ListedJob one{.job = job};
+    const auto allowed = std::clamp(deadline.remaining() / left--,
+                                    kLeastAnswerTime, JobLink::kAnswerTime);
     try {
-      JobLink link(job, /*keeps_root=*/true);
-      one.status = link.watch(std::chrono::milliseconds(0));
+      JobLink link(job, /*keeps_root=*/true, allowed);
+      one.status = link.watch(milliseconds(0));
       one.user = link.owner().user;
       one.running_seconds =
           static_cast<double>(steady_ns() - one.status->started_ns) / 1e9;
     } catch (const std::exception&) {
       // It has ended since it was found, or its agent is stopped.
-      const auto now = running_jobs();
-      if (std::ranges::find(now, job.socket, &RunningJob::socket) ==
-          now.end()) {
-        continue;
-      }
     }
     all.push_back(std::move(one));
   }
+  const auto answers = [](const ListedJob& one) {
+    return one.status.has_value();
+  };
+  if (std::ranges::all_of(all, answers)) return all;
+  const auto now = running_jobs();
+  std::erase_if(all, [&](const ListedJob& one) {
+    return !answers(one) && std::ranges::find(now, one.job.socket,
+                                              &RunningJob::socket) == now.end();
+  });
   return all;
 }
 

@@ -1,27 +1,31 @@
 #include "lockstep/cli/jobs/profile.h"
 
+#include <fcntl.h>
 #include <signal.h>
-#include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/left_file.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/cli/command_line.h"
@@ -44,6 +48,8 @@ constexpr const char* kProfileName = "lockstep profile";
 constexpr milliseconds kLookInterval{200};
 // How long the ranks take at most to hear of a profile, mostly.
 constexpr double kHearingSeconds = 0.2;
+// A rank may be another user's, and must not fill the disk.
+constexpr off_t kMostTraceBytes = off_t{4} << 30;
 
 struct ProfileArguments {
   std::string job;
@@ -62,19 +68,60 @@ milliseconds time_of(const char* option, double seconds) {
   return milliseconds(static_cast<int64_t>(std::ceil(1000 * seconds)));
 }
 
-// Makes the folder, or throws std::invalid_argument if it holds anything.
-void make_empty_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    throw std::invalid_argument("cannot make --output " + folder.string() +
-                                ": " + error.message());
+// The folder for the traces. It is used by its descriptor: where it lies, other
+// users may be able to put another folder or a link in its place.
+class OutputFolder {
+ public:
+  // Makes the folder, or takes an empty one that is this user's and that nobody
+  // else may write. Throws std::invalid_argument.
+  explicit OutputFolder(fs::path name) : name_(std::move(name)) {
+    const auto refuse = [&](const std::string& why) {
+      throw std::invalid_argument("--output " + name_.string() + why);
+    };
+    std::error_code error;
+    if (name_.has_parent_path()) {
+      fs::create_directories(name_.parent_path(), error);
+    }
+    if (!error && ::mkdir(name_.c_str(), 0755) != 0 && errno != EEXIST) {
+      error.assign(errno, std::generic_category());
+    }
+    if (error) refuse(" cannot be made: " + error.message());
+    constexpr int kFolder = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    open_ = FileDescriptor(::open(name_.c_str(), kFolder));
+    struct stat facts {};
+    if (!open_ || ::fstat(open_.get(), &facts) != 0 ||
+        !fs::is_empty(path(), error) || error) {
+      refuse(" is not an empty folder; name another");
+    }
+    // A user's own group often has the user alone.
+    const mode_t others =
+        facts.st_gid == ::getegid() ? S_IWOTH : S_IWGRP | S_IWOTH;
+    if (facts.st_uid != ::geteuid() || (facts.st_mode & others) != 0) {
+      refuse(
+          " is another user's, or others may write to it; name a new folder");
+    }
   }
-  if (!fs::is_empty(folder, error) || error) {
-    throw std::invalid_argument("--output " + folder.string() +
-                                " is not an empty folder; name another");
+
+  const fs::path& name() const { return name_; }
+  // Returns its path for this process.
+  fs::path path() const {
+    return "/proc/self/fd/" + std::to_string(open_.get());
   }
-}
+  // Returns `text` with name() in the place of path().
+  std::string shown(std::string text) const {
+    const std::string own = path().string();
+    for (size_t at = 0; (at = text.find(own + "/", at)) != text.npos;) {
+      text.replace(at, own.size(), name_.string());
+      at += name_.string().size();
+    }
+    return text;
+  }
+  void remove_if_empty() const { ::rmdir(name_.c_str()); }
+
+ private:
+  fs::path name_;
+  FileDescriptor open_{};
+};
 
 // The traces that the ranks of one job write for one profile.
 struct RanksTraces {
@@ -83,55 +130,55 @@ struct RanksTraces {
   std::string folder;  // its folder for this profile
 };
 
-// Moves the trace that a rank names to the folder `to`. Returns its new path;
-// an empty one if it could not. Nothing else can be moved so: the rank may be
-// another user's, and this process root's.
-fs::path take_trace(const RanksTraces& traces, const fs::path& named,
-                    const fs::path& to) {
+// Compresses the next `bytes` bytes of `from`. Returns whether it has written
+// all of them.
+bool compress(const FileDescriptor& from, off_t bytes, FileDescriptor into) {
+  gzFile out = into ? gzdopen(into.get(), "wb3") : nullptr;
+  if (out == nullptr) return false;
+  into.release();  // gzclose() closes it
+  std::array<char, 1 << 16> piece;
+  while (bytes > 0) {
+    const auto most = std::min<off_t>(bytes, std::ssize(piece));
+    const ssize_t count =
+        ::read(from.get(), piece.data(), static_cast<size_t>(most));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0 ||
+        gzwrite(out, piece.data(), static_cast<unsigned>(count)) != count) {
+      break;
+    }
+    bytes -= count;
+  }
+  return gzclose(out) == Z_OK && bytes == 0;
+}
+
+// Moves the trace that a rank names to the folder `to`, compressed. Returns why
+// it could not; an empty text if it has. Nothing else can be moved so: the rank
+// may be another user's, and this process root's.
+std::string take_trace(const RanksTraces& traces, const fs::path& named,
+                       const fs::path& to) {
   const fs::path name = fs::path(traces.folder) / named.filename();
-  if (named != traces.attempt / name) return {};
   FileDescriptor from;
-  {
+  if (named == traces.attempt / name) {
     const OwnersRights rights(traces.owner);
     from = open_left_file(traces.attempt, name);
   }
   struct stat facts {};
-  if (!from || ::fstat(from.get(), &facts) != 0) return {};
-  const fs::path copy = to / shown_line(named.filename().string());
-  const FileDescriptor into = make_own_file(copy);
-  // Bytes that a rank adds from now on are left out.
-  off_t left = facts.st_size;
-  while (into && left > 0) {
-    const ssize_t count =
-        ::sendfile(into.get(), from.get(), nullptr, static_cast<size_t>(left));
-    if (count <= 0) break;
-    left -= count;
+  if (!from || ::fstat(from.get(), &facts) != 0) return named.string();
+  if (facts.st_size > kMostTraceBytes) {
+    return named.string() + " has " + std::to_string(facts.st_size) +
+           " bytes, and at most " + std::to_string(kMostTraceBytes) +
+           " are taken; record for fewer --seconds";
   }
+  const fs::path taken = to / (shown_line(named.filename().string()) + ".gz");
   std::error_code ignored;
-  if (!into || left > 0) {  // the disk is full
-    fs::remove(copy, ignored);
-    return {};
+  // Bytes that a rank adds from now on are left out.
+  if (!compress(from, facts.st_size, make_own_file(taken))) {
+    fs::remove(taken, ignored);
+    return named.string() + " cannot be copied; the disk may be full";
   }
   const OwnersRights rights(traces.owner);
   fs::remove(traces.attempt / name, ignored);
-  return copy;
-}
-
-// Replaces a trace by a compressed file. If that fails, leaves it as it is.
-void compress(const fs::path& file) {
-  const std::string compressed = file.string() + ".gz";
-  std::ifstream in(file, std::ios::binary);
-  gzFile out = gzopen(compressed.c_str(), "wb3");
-  bool is_whole = out != nullptr && in;
-  std::array<char, 1 << 16> piece;
-  while (is_whole && in.read(piece.data(), piece.size()).gcount() > 0) {
-    const auto count = static_cast<int>(in.gcount());
-    is_whole =
-        gzwrite(out, piece.data(), static_cast<unsigned>(count)) == count;
-  }
-  if (out != nullptr) is_whole = gzclose(out) == Z_OK && is_whole;
-  std::error_code ignored;
-  fs::remove(is_whole && in.eof() ? file : fs::path(compressed), ignored);
+  return {};
 }
 
 // What became of one rank's profile.
@@ -230,6 +277,25 @@ void require_no_recording(JobLink& link, const JobStatus& status) {
   }
 }
 
+// Returns where the time goes in the traces of the folder, and prints what is
+// odd in them.
+std::string report_of(const OutputFolder& folder) {
+  try {
+    const TraceFolder traces = read_trace_folder(folder.path().string());
+    TraceReport report = make_trace_report(traces);
+    report.folder = folder.name().string();
+    for (const auto& warning : report.warnings) {
+      write_message(kProfileName, "warning: " + folder.shown(warning));
+    }
+    return trace_table(report) + "\nThe traces are in " +
+           folder.name().string() +
+           "; ui.perfetto.dev shows one, and lockstep report trace merges "
+           "them.\n";
+  } catch (const TraceFileError& error) {
+    throw TraceFileError(folder.shown(error.what()));
+  }
+}
+
 int profile(const ProfileArguments& arguments) {
   const StopSignal stop;
   const milliseconds duration = time_of("--seconds", arguments.seconds);
@@ -239,61 +305,50 @@ int profile(const ProfileArguments& arguments) {
   std::this_thread::sleep_for(kLookInterval);
   const JobView now = view_of(before, look_at(link));
   require_no_recording(link, now.status);
-  fs::path folder = arguments.output;
-  if (folder.empty()) {
-    folder = "lockstep-profile-" + std::to_string(now.status.agent_pid) + "-" +
-             std::to_string(std::time(nullptr));
+  std::string name = arguments.output;
+  if (name.empty()) {
+    name = "lockstep-profile-" + std::to_string(now.status.agent_pid) + "-" +
+           std::to_string(std::time(nullptr));
   }
-  make_empty_folder(folder);
+  const OutputFolder folder(name);
   const int64_t number = link.ask_profile(duration, first_step(now));
   std::vector<Outcome> outcomes;
   try {
     outcomes = await_outcomes(link, number, duration, wait, stop);
   } catch (...) {
-    std::error_code ignored;
-    fs::remove(folder, ignored);  // it is empty
+    folder.remove_if_empty();
     throw;
   }
   // From here on a signal may end the command as it likes.
   sigprocmask(SIG_SETMASK, &stop.original_mask(), nullptr);
-  bool all = true;
   size_t written = 0;
   const RanksTraces made{link.owner(), now.status.attempt_directory,
                          "profile" + std::to_string(number)};
   for (const Outcome& outcome : outcomes) {
+    const std::string rank = "rank " + std::to_string(outcome.rank);
     if (outcome.state != ProfileState::written) {
-      all = false;
-      write_message(kProfileName, "rank " + std::to_string(outcome.rank) +
-                                      " wrote no trace: " + outcome.words);
-    } else if (const fs::path trace = take_trace(made, outcome.words, folder);
-               !trace.empty()) {
-      compress(trace);
+      write_message(kProfileName, rank + " wrote no trace: " + outcome.words);
+      continue;
+    }
+    const auto why = take_trace(made, outcome.words, folder.path());
+    if (why.empty()) {
       ++written;
     } else {
-      all = false;
-      write_message(kProfileName, "the trace of rank " +
-                                      std::to_string(outcome.rank) +
-                                      " cannot be taken: " + outcome.words);
+      write_message(kProfileName,
+                    "the trace of " + rank + " cannot be taken: " + why);
     }
   }
-  std::error_code ignored;
   {
     const OwnersRights rights(made.owner);
+    std::error_code ignored;
     fs::remove(made.attempt / made.folder, ignored);
   }
   if (written == 0) {
-    fs::remove(folder, ignored);
+    folder.remove_if_empty();
     return kSystemError;
   }
-  const TraceFolder traces = read_trace_folder(folder.string());
-  const TraceReport report = make_trace_report(traces);
-  for (const auto& warning : report.warnings) {
-    write_message(kProfileName, "warning: " + warning);
-  }
-  write_output(trace_table(report) + "\nThe traces are in " + folder.string() +
-               "; ui.perfetto.dev shows one, and lockstep report trace merges "
-               "them.\n");
-  return all ? 0 : kSystemError;
+  write_output(report_of(folder));
+  return written == outcomes.size() ? 0 : kSystemError;
 }
 
 int profile_or_explain(const ProfileArguments& arguments) {

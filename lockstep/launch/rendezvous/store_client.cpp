@@ -31,14 +31,23 @@ constexpr milliseconds kHelloAllowance{3000};
 // ended: a proxy between the hosts may start again.
 constexpr milliseconds kRefusalAllowance{1000};
 
+constexpr const char* kNoHandshake =
+    "the process that listens there does not shake hands; the agents of all "
+    "nodes need the same --rdzv-backend, with a secret or without";
+
 // The host of the store does not know this agent any more.
 class SessionOver : public AgentStoreError {
  public:
   using AgentStoreError::AgentStoreError;
 };
 
+class ConnectionClosed : public AgentStoreError {
+ public:
+  using AgentStoreError::AgentStoreError;
+};
+
 [[noreturn]] void fail_closed() {
-  throw AgentStoreError("the connection is closed");
+  throw ConnectionClosed("the connection is closed");
 }
 
 int poll_timeout(milliseconds left) {
@@ -82,9 +91,14 @@ StoreClient::StoreClient(FileDescriptor socket,
 }
 
 bool StoreClient::begin(const Deadline& deadline) {
-  shake_hands(deadline);
-  Reply reply = exchange(
-      {.operation = Operation::hello, .number = kStoreVersion}, deadline);
+  Reply reply;
+  try {
+    shake_hands(deadline);
+    reply = exchange({.operation = Operation::hello, .number = kStoreVersion},
+                     deadline);
+  } catch (const ConnectionClosed&) {
+    throw AgentStoreStranger(kNoHandshake);
+  }
   if (reply.kind == Reply::Kind::refused) throw AgentStoreError(reply.text);
   if (!rejoining_) return false;
   reply = exchange({.operation = Operation::session,
@@ -214,10 +228,7 @@ void StoreClient::shake_hands(const Deadline& deadline) {
         await_socket(POLLOUT, deadline);
         break;
       case Progress::closed:
-        throw AgentStoreError(
-            "the process that listens there does not shake hands; the agents "
-            "of all nodes need the same --rdzv-backend, with a secret or "
-            "without");
+        throw AgentStoreStranger(kNoHandshake);
       case Progress::refused:
         throw AgentStoreRefused("the agent there has another secret");
     }
@@ -271,8 +282,8 @@ std::optional<Reply> StoreClient::take_reply() {
       }
     }
   } catch (const MalformedMessage& error) {
-    throw AgentStoreError(std::string("its host is no agents' store: ") +
-                          error.what());
+    throw AgentStoreStranger(std::string("its host is no agents' store: ") +
+                             error.what());
   }
 }
 
