@@ -21,6 +21,7 @@ namespace {
 constexpr const char* kOneTensor = "tensor";
 constexpr const char* kItemGroups = "param_groups";
 constexpr const char* kItemParams = "params";
+constexpr const char* kItemStep = "step";
 
 StateTree tree_of_option(const std::string& name, const StateValue& value) {
   if (const auto* flag = std::get_if<bool>(&value)) return *flag;
@@ -67,7 +68,8 @@ ItemState state_of_optimizer(const TrainingState& state,
                              torch::optim::Optimizer& optimizer) {
   const OptimizerShards::State own = optimizer_state_of(optimizer);
   const auto& module = module_of_optimizer(state, name, own);
-  ItemState saved{.values = values_of_groups(named_groups(own, module))};
+  ItemState saved{.values = values_of_groups(named_groups(own, module),
+                                             own.groups.averager_step)};
   std::vector<TensorShard> shards;
   add_optimizer(own, module, kItemStateInfix, shards);
   for (TensorShard& shard : shards) {
@@ -87,6 +89,7 @@ OptimizerState optimizer_state_for(const std::string& name,
                                    const OptimizerShards::State& own,
                                    const torch::nn::Module& module) {
   OptimizerState state = own.groups;
+  state.averager_step = averager_step_of(saved.values);
   const std::vector<NamedGroup> own_groups = named_groups(own, module);
   const std::vector<NamedGroup> groups = groups_of_values(saved.values);
   if (groups.size() != own_groups.size()) {
@@ -200,7 +203,8 @@ void require_loadable(const TrainingState& state) {
   }
 }
 
-StateTree values_of_groups(const std::vector<NamedGroup>& groups) {
+StateTree values_of_groups(const std::vector<NamedGroup>& groups,
+                           std::optional<int64_t> averager_step) {
   StateTree::List list;
   for (const NamedGroup& group : groups) {
     StateTree::Dict dict;
@@ -214,6 +218,7 @@ StateTree values_of_groups(const std::vector<NamedGroup>& groups) {
   }
   StateTree::Dict values;
   values.set(kItemGroups, std::move(list));
+  if (averager_step) values.set(kItemStep, *averager_step);
   return values;
 }
 
@@ -241,6 +246,13 @@ std::vector<NamedGroup> groups_of_values(const StateTree& values) {
     }
   }
   return groups;
+}
+
+std::optional<int64_t> averager_step_of(const StateTree& values) {
+  const auto* dict = values.as<StateTree::Dict>();
+  const StateTree* found = dict ? dict->find(kItemStep) : nullptr;
+  const auto* step = found ? found->as<int64_t>() : nullptr;
+  return step ? std::optional(*step) : std::nullopt;
 }
 
 std::map<std::string, ItemState> items_for_file(const TrainingState& state,

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
@@ -168,11 +167,11 @@ void warn_of_unset(const char* optimizer, const OptionNumbers& given,
 
 void refuse_options(const char* optimizer,
                     const torch::optim::OptimizerOptions& given,
-                    const torch::optim::OptimizerOptions& allowed) {
+                    const std::type_info& allowed) {
   throw std::invalid_argument(
       c10::str(optimizer, ": a parameter group has options of type ",
                c10::demangle(typeid(given).name()), "; give it ",
-               c10::demangle(typeid(allowed).name()), ", or none"));
+               c10::demangle(allowed.name()), ", or none"));
 }
 
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {

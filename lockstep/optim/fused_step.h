@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -81,18 +82,18 @@ void warn_of_unset(const char* optimizer, const OptionNumbers& given,
 
 [[noreturn]] void refuse_options(const char* optimizer,
                                  const torch::optim::OptimizerOptions& given,
-                                 const torch::optim::OptimizerOptions& allowed);
+                                 const std::type_info& allowed);
 
 // Throws std::invalid_argument if a group has options of another optimizer.
 template <class Types>
-void check_options(const ParamGroups& groups,
-                   const typename Types::TorchOptions& allowed) {
+void check_options(const ParamGroups& groups) {
+  using TorchOptions = typename Types::TorchOptions;
   for (const auto& group : groups) {
     if (!group.has_options() ||
-        dynamic_cast<const typename Types::TorchOptions*>(&group.options())) {
+        dynamic_cast<const TorchOptions*>(&group.options())) {
       continue;
     }
-    refuse_options(Types::kName, group.options(), allowed);
+    refuse_options(Types::kName, group.options(), typeid(TorchOptions));
   }
 }
 
@@ -207,9 +208,9 @@ template <class Types>
 FusedOptimizer<Types>::FusedOptimizer(const ParamGroups& groups,
                                       const TorchOptions& options,
                                       bool maximize)
-    : Types::Base((check_options<Types>(groups, options),
-                   distinct_groups(Types::kName, groups)),
-                  options),
+    : Types::Base(
+          (check_options<Types>(groups), distinct_groups(Types::kName, groups)),
+          options),
       maximize_(maximize) {
   keep_options<Types>(groups, options, this->param_groups_);
 }
@@ -217,7 +218,7 @@ FusedOptimizer<Types>::FusedOptimizer(const ParamGroups& groups,
 template <class Types>
 void FusedOptimizer<Types>::add_param_group(const OptimizerParamGroup& group) {
   const auto& defaults = static_cast<TorchOptions&>(*this->defaults_);
-  check_options<Types>({group}, defaults);
+  check_options<Types>({group});
   Types::Base::add_param_group(
       distinct_groups(Types::kName, {group}, this->param_groups_).front());
   keep_options<Types>({group}, defaults, this->param_groups_);
