@@ -168,11 +168,15 @@ WORLD_TEST(HookResume, AStateThatDoesNotFitIsRefused, 1) {
               HasSubstr("PostLocalSGDState: the state has no entry \"iter\""));
 }
 
-enum class Saved { kOptimizer, kItem, kAverager };
+enum class Saved { kOptimizer, kItem, kAverager, kOfEachRank };
 
 template <Saved saved>
 struct LocalTraining : HookTraining {
   LocalTraining() {
+    if constexpr (saved == Saved::kOfEachRank) {
+      optimizer = std::make_shared<optim::SGD>(
+          net->parameters(), optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
+    }
     model.register_comm_hook(post_local_sgd_hook(local));
     state.items.emplace("local_sgd", *local);
     if constexpr (saved == Saved::kAverager) {
@@ -183,6 +187,9 @@ struct LocalTraining : HookTraining {
     if constexpr (saved == Saved::kOptimizer) state.optimizer = optimizer.get();
     if constexpr (saved == Saved::kItem) {
       state.items.emplace("local", *optimizer);
+    }
+    if constexpr (saved == Saved::kOfEachRank) {
+      state.items.emplace("local", per_rank(*optimizer));
     }
   }
   std::shared_ptr<PostLocalSGDState> local =
@@ -203,6 +210,12 @@ WORLD_TEST(HookResume, PostLocalSgdGoesOnWithItsSteps, 2) {
   expect_same_bits<LocalTraining<Saved::kItem>>(world, "d/", 6, 10);
   expect_same_bits<LocalTraining<Saved::kItem>>(world, "e.pt", 6, 10);
   expect_same_bits<LocalTraining<Saved::kAverager>>(world, "f/", 6, 10);
+}
+
+// Snapshots had the momenta of the first rank only.
+WORLD_TEST(HookResume, PostLocalSgdGoesOnWithTheMomentaOfEachRank, 2) {
+  auto group = init_process_group();
+  expect_same_bits<LocalTraining<Saved::kOfEachRank>>(world, "a/", 6, 10);
 }
 
 struct InBackwardTraining : HookTraining {
