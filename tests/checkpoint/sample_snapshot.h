@@ -83,8 +83,7 @@ inline bool same_values(const std::map<std::string, StateValue>& a,
 }
 
 inline bool same_optimizer(const OptimizerState& a, const OptimizerState& b) {
-  if (a.state.size() != b.state.size() ||
-      a.averager_step != b.averager_step ||
+  if (a.state.size() != b.state.size() || a.averager_step != b.averager_step ||
       a.param_groups.size() != b.param_groups.size()) {
     return false;
   }
