@@ -122,6 +122,13 @@ struct BatchedShapes : PowerSgdTraining {
 // memory was saved.
 WORLD_TEST(HookResume, PowerSgdGoesOnWithItsMemory, 2) {
   auto group = init_process_group();
+  {
+    PowerSgdTraining training;
+    const auto first = training.model.bucket_names();
+    training.train(world, 2);
+    EXPECT_NE(training.model.bucket_names(), first);
+    EXPECT_GT(first.size(), 1u);
+  }
   expect_same_bits<PowerSgdTraining>(world, "plain/", 6, 10);
   expect_same_bits<BatchedShapes>(world, "batched/", 6, 10);
   expect_same_bits<PowerSgdTraining>(world, "before/", 2, 6);
