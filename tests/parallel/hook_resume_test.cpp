@@ -170,6 +170,17 @@ WORLD_TEST(HookResume, AStateThatDoesNotFitIsRefused, 1) {
   PeriodicModelAverager averager;
   EXPECT_THAT(message_of([&] { averager.load_state_dict({{"iter", 1}}); }),
               HasSubstr("ModelAverager: the state has no entry \"step\""));
+  torch::nn::Linear net(2, 2);
+  EXPECT_THAT(message_of([&] { per_rank(StateItem(net)); }),
+              HasSubstr("per_rank() was given a module; give an optimizer"));
+  optim::SGD steps(net->parameters(), {.momentum = 0.9});
+  optim::SGD fewer({net->weight}, {.momentum = 0.9});
+  const auto state = per_rank(StateItem(steps)).state_dict();
+  EXPECT_THAT(
+      message_of([&] { per_rank(StateItem(fewer)).prepare_load(state); }),
+      HasSubstr("its group 0 has other parameters than the optimizer's"));
+  EXPECT_THAT(message_of([&] { per_rank(StateItem(steps)).prepare_load({}); }),
+              HasSubstr("it is not the state of an optimizer"));
   PostLocalSGDState local({.post_local_gradient_allreduce = false});
   EXPECT_THAT(message_of([&] { local.load_state_dict({{"step", 1}}); }),
               HasSubstr("PostLocalSGDState: the state has no entry \"iter\""));
