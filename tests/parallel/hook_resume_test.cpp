@@ -174,7 +174,7 @@ WORLD_TEST(HookResume, AStateThatDoesNotFitIsRefused, 1) {
   EXPECT_THAT(message_of([&] { per_rank(StateItem(net)); }),
               HasSubstr("per_rank() was given a module; give an optimizer"));
   optim::SGD steps(net->parameters(), {.momentum = 0.9});
-  optim::SGD fewer({net->weight}, {.momentum = 0.9});
+  optim::SGD fewer(std::vector<at::Tensor>{net->weight}, {.momentum = 0.9});
   const auto state = per_rank(StateItem(steps)).state_dict();
   EXPECT_THAT(
       message_of([&] { per_rank(StateItem(fewer)).prepare_load(state); }),
