@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -121,6 +122,7 @@ class OptimizerLoad : public PreparedOptimizer {
   struct Prepared;
   OptimizerWrapper* wrapper_;  // of optimizer_, or null
   torch::optim::Optimizer& optimizer_;
+  std::optional<int64_t> averager_step_;
   std::unique_ptr<Prepared> prepared_;
 };
 

@@ -194,8 +194,8 @@ std::vector<TensorToWrite> FileSave::all_tensors() {
     for (auto& [name, tensor] : saved.tensors) add(item + "." + name, tensor);
   }
   if (!snapshot_.optimizer_state) return all;
-  auto& [state, groups, unreadable] = *snapshot_.optimizer_state;
-  for (const auto& group : groups) {
+  auto& state = snapshot_.optimizer_state->state;
+  for (const auto& group : snapshot_.optimizer_state->param_groups) {
     for (size_t i = 0; i < group.params.size(); ++i) {
       const auto found = state.find(group.params[i]);
       if (found == state.end()) continue;

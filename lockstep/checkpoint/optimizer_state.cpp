@@ -263,10 +263,13 @@ bool maximizes(const Optimizer& optimizer) {
   return option != nullptr && option->maximize();
 }
 
+const internal::OptimizerWrapper* wrapper_of(const Optimizer& optimizer) {
+  return dynamic_cast<const internal::OptimizerWrapper*>(&optimizer);
+}
+
 // Returns the optimizer that has the state: what a wrapper steps, or itself.
 const Optimizer& stepped_by(const Optimizer& optimizer) {
-  const auto* wrapper =
-      dynamic_cast<const internal::OptimizerWrapper*>(&optimizer);
+  const auto* wrapper = wrapper_of(optimizer);
   return wrapper ? wrapper->wrapped() : optimizer;
 }
 
@@ -353,6 +356,9 @@ OptimizerState state_dict(const Optimizer& given) {
   const Optimizer& optimizer = stepped_by(given);
   const Kind& kind = kind_of(optimizer);
   OptimizerState captured;
+  if (const auto* wrapper = wrapper_of(given)) {
+    captured.averager_step = wrapper->averager_step();
+  }
   int64_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
     // The options are cloned, because the fields are visited through references
@@ -481,6 +487,7 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
                              bool adopt)
     : wrapper_(dynamic_cast<OptimizerWrapper*>(&optimizer)),
       optimizer_(wrapper_ ? wrapper_->wrapped() : optimizer),
+      averager_step_(state.averager_step),
       prepared_(std::make_unique<Prepared>()) {
   const at::NoGradGuard no_grad;
   const Kind& kind = kind_of(optimizer_);
@@ -535,7 +542,7 @@ void OptimizerLoad::apply() {
   for (auto& [param, state] : prepared_->state) {
     optimizer_.state()[param] = std::move(state);
   }
-  if (wrapper_) wrapper_->take_loaded();
+  if (wrapper_) wrapper_->take_loaded(averager_step_);
 }
 
 }  // namespace internal

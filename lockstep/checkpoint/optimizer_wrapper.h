@@ -2,6 +2,9 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
+#include <optional>
+
 namespace lockstep::internal {
 
 // The interface of a torch::optim::Optimizer that steps another one, which has
@@ -13,8 +16,12 @@ class OptimizerWrapper {
   // Throws std::invalid_argument if the two cannot agree.
   virtual torch::optim::Optimizer& wrapped() const = 0;
 
-  // Takes over the learning rates of wrapped(), into which a state was loaded.
-  virtual void take_loaded() = 0;
+  // Returns how many steps the averager has counted.
+  virtual int64_t averager_step() const = 0;
+
+  // Takes over the learning rates of wrapped(), into which a state was loaded,
+  // and the averager's step, which is 0 if the state has none.
+  virtual void take_loaded(std::optional<int64_t> averager_step) = 0;
 
  protected:
   ~OptimizerWrapper() = default;

@@ -40,6 +40,8 @@ struct OptimizerState {
   };
   std::map<int64_t, std::map<std::string, StateValue>> state{};
   std::vector<Group> param_groups{};
+  // A PostLocalSGDOptimizer's averager().step, which Python has under "step".
+  std::optional<int64_t> averager_step{};
   // Names, in one line, the values of `state` that StateValue cannot hold
   // (LBFGS's lists). If it is not empty, load_state_dict() and saving refuse
   // the state.

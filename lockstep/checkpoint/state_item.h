@@ -68,6 +68,12 @@ void read_item_state(const ItemState& from, std::optional<State>& to) {
   }
 }
 
+// The state of an optimizer whose parameters are told apart by their numbers,
+// for per_rank(); and the checks for loading it, with what loads.
+ItemState numbered_state_of(torch::optim::Optimizer& optimizer);
+std::function<void()> prepare_numbered_state(torch::optim::Optimizer& optimizer,
+                                             const ItemState& state);
+
 }  // namespace internal
 
 // What TrainingState::items holds: a part of the training that a snapshot saves
@@ -141,15 +147,25 @@ class StateItem {
   }
   bool is_per_rank() const { return per_rank_; }
 
-  // Returns an item whose state each rank saves and restores by itself. Only a
-  // folder of snapshots can hold it, and another number of ranks does not
-  // restore it. Throws std::invalid_argument for a module and an optimizer,
-  // whose parts are known by their layout.
+  // Returns an item whose state each rank saves and restores by itself: of an
+  // object, or of an optimizer that is not sharded and whose state differs
+  // between ranks (PostLocalSGDOptimizer with momentum), which must have its
+  // parameters in the same order. Only a folder of snapshots can hold it, and
+  // another number of ranks does not restore it. Throws std::invalid_argument
+  // for a module, whose parts are known by their layout.
   friend StateItem per_rank(StateItem item) {
-    if (!item.is_object()) {
+    if (item.module_) {
       throw std::invalid_argument(
-          "per_rank() was given a module or an optimizer; give an object with "
+          "per_rank() was given a module; give an optimizer, or an object with "
           "state_dict() and load_state_dict()");
+    }
+    if (auto* optimizer = std::exchange(item.optimizer_, nullptr)) {
+      item.save_ = [optimizer] {
+        return internal::numbered_state_of(*optimizer);
+      };
+      item.prepare_ = [optimizer](const ItemState& state) {
+        return internal::prepare_numbered_state(*optimizer, state);
+      };
     }
     item.per_rank_ = true;
     return item;

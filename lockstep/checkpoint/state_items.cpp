@@ -11,6 +11,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/utf8.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr const char* kOneTensor = "tensor";
 constexpr const char* kItemGroups = "param_groups";
 constexpr const char* kItemParams = "params";
+constexpr const char* kItemStep = "step";
 
 StateTree tree_of_option(const std::string& name, const StateValue& value) {
   if (const auto* flag = std::get_if<bool>(&value)) return *flag;
@@ -67,7 +69,8 @@ ItemState state_of_optimizer(const TrainingState& state,
                              torch::optim::Optimizer& optimizer) {
   const OptimizerShards::State own = optimizer_state_of(optimizer);
   const auto& module = module_of_optimizer(state, name, own);
-  ItemState saved{.values = values_of_groups(named_groups(own, module))};
+  ItemState saved{.values = values_of_groups(named_groups(own, module),
+                                             own.groups.averager_step)};
   std::vector<TensorShard> shards;
   add_optimizer(own, module, kItemStateInfix, shards);
   for (TensorShard& shard : shards) {
@@ -82,30 +85,33 @@ ItemState state_of_optimizer(const TrainingState& state,
 }
 
 // Returns the saved state by this optimizer's numbers.
-OptimizerState optimizer_state_for(const std::string& name,
-                                   const ItemState& saved,
-                                   const OptimizerShards::State& own,
-                                   const torch::nn::Module& module) {
-  OptimizerState state = own.groups;
-  const std::vector<NamedGroup> own_groups = named_groups(own, module);
+// `own_groups`, `names`: of its groups and its parameters by number. Throws
+// std::invalid_argument if it does not fit.
+OptimizerState optimizer_state_for(const ItemState& saved, OptimizerState state,
+                                   const std::vector<NamedGroup>& own_groups,
+                                   const std::vector<std::string>& names) {
+  const auto refuse = [](const std::string& why) {
+    throw std::invalid_argument(why);
+  };
+  state.averager_step = averager_step_of(saved.values);
   const std::vector<NamedGroup> groups = groups_of_values(saved.values);
   if (groups.size() != own_groups.size()) {
-    refuse_item(name, "it has " + std::to_string(groups.size()) +
-                          " parameter groups, the optimizer has " +
-                          std::to_string(own_groups.size()));
+    refuse("it has " + std::to_string(groups.size()) +
+           " parameter groups, the optimizer has " +
+           std::to_string(own_groups.size()));
   }
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto names_in = [](const NamedGroup& group) {
       return std::set<std::string>(group.params.begin(), group.params.end());
     };
     if (names_in(groups[g]) != names_in(own_groups[g])) {
-      refuse_item(name, "its group " + std::to_string(g) +
-                            " has other parameters than the optimizer's");
+      refuse("its group " + std::to_string(g) +
+             " has other parameters than the optimizer's");
     }
     state.param_groups[g].options = groups[g].options;
   }
   std::unordered_map<std::string, int64_t> numbers;
-  for (const std::string& parameter : names_of(own, module)) {
+  for (const std::string& parameter : names) {
     numbers.emplace(parameter, static_cast<int64_t>(numbers.size()));
   }
   constexpr std::string_view kPrefix = kItemStateInfix;
@@ -116,12 +122,28 @@ OptimizerState optimizer_state_for(const std::string& name,
             ? numbers.find(key.substr(kPrefix.size(), dot - kPrefix.size()))
             : numbers.end();
     if (found == numbers.end()) {
-      refuse_item(name, "it has \"" + key +
-                            "\", which is of no parameter of the optimizer");
+      refuse("it has \"" + key +
+             "\", which is of no parameter of the optimizer");
     }
     state.state[found->second][key.substr(dot + 1)] = tensor;
   }
   return state;
+}
+
+// Returns the groups, and the names of all parameters, with numbers as names.
+std::pair<std::vector<NamedGroup>, std::vector<std::string>> numbered(
+    const OptimizerState& state) {
+  std::vector<NamedGroup> groups;
+  std::vector<std::string> names;
+  for (const auto& group : state.param_groups) {
+    NamedGroup& named = groups.emplace_back();
+    named.options = group.options;
+    for (const int64_t number : group.params) {
+      named.params.push_back(std::to_string(number));
+    }
+    names.insert(names.end(), named.params.begin(), named.params.end());
+  }
+  return {std::move(groups), std::move(names)};
 }
 
 }  // namespace
@@ -157,6 +179,35 @@ void read_item_state(const ItemState& from,
                                   "\" is not an integer");
     }
     to[name] = *number;
+  }
+}
+
+ItemState numbered_state_of(torch::optim::Optimizer& optimizer) {
+  const OptimizerState state = state_dict(optimizer);
+  ItemState saved{
+      .values = values_of_groups(numbered(state).first, state.averager_step)};
+  for (const auto& [number, values] : state.state) {
+    for (const auto& [key, value] : values) {
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      if (!tensor) continue;
+      saved.tensors.emplace_back(
+          kItemStateInfix + std::to_string(number) + "." + key, *tensor);
+    }
+  }
+  return saved;
+}
+
+std::function<void()> prepare_numbered_state(torch::optim::Optimizer& optimizer,
+                                             const ItemState& saved) {
+  OptimizerState own = state_dict(optimizer);
+  own.state.clear();
+  const auto [groups, names] = numbered(own);
+  try {
+    const auto load = std::make_shared<OptimizerLoad>(
+        optimizer, optimizer_state_for(saved, std::move(own), groups, names));
+    return [load] { load->apply(); };
+  } catch (const std::runtime_error& error) {
+    throw std::invalid_argument(error.what());
   }
 }
 
@@ -200,7 +251,8 @@ void require_loadable(const TrainingState& state) {
   }
 }
 
-StateTree values_of_groups(const std::vector<NamedGroup>& groups) {
+StateTree values_of_groups(const std::vector<NamedGroup>& groups,
+                           std::optional<int64_t> averager_step) {
   StateTree::List list;
   for (const NamedGroup& group : groups) {
     StateTree::Dict dict;
@@ -214,6 +266,7 @@ StateTree values_of_groups(const std::vector<NamedGroup>& groups) {
   }
   StateTree::Dict values;
   values.set(kItemGroups, std::move(list));
+  if (averager_step) values.set(kItemStep, *averager_step);
   return values;
 }
 
@@ -241,6 +294,13 @@ std::vector<NamedGroup> groups_of_values(const StateTree& values) {
     }
   }
   return groups;
+}
+
+std::optional<int64_t> averager_step_of(const StateTree& values) {
+  const auto* dict = values.as<StateTree::Dict>();
+  const StateTree* found = dict ? dict->find(kItemStep) : nullptr;
+  const auto* step = found ? found->as<int64_t>() : nullptr;
+  return step ? std::optional(*step) : std::nullopt;
 }
 
 std::map<std::string, ItemState> items_for_file(const TrainingState& state,
@@ -272,10 +332,11 @@ std::function<void()> prepare_item(const TrainingState& state,
     }
     if (!item.optimizer()) return item.prepare_load(saved);
     const OptimizerShards::State own = optimizer_state_of(*item.optimizer());
+    const auto& module = module_of_optimizer(state, name, own);
     const auto load = std::make_shared<OptimizerLoad>(
         *item.optimizer(),
-        optimizer_state_for(name, saved, own,
-                            module_of_optimizer(state, name, own)));
+        optimizer_state_for(saved, own.groups, named_groups(own, module),
+                            names_of(own, module)));
     return [load] { load->apply(); };
   } catch (const std::runtime_error& error) {
     refuse_item(name, error.what());

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,11 +27,13 @@ const torch::nn::Module& module_of_optimizer(const TrainingState& state,
 // is a module, could not be loaded into it again.
 void require_loadable(const TrainingState& state);
 
-// Convert an optimizer's groups to the values of an item, and back. Throw
-// std::invalid_argument for an option that is a tensor; std::runtime_error if
-// the values are not groups.
-StateTree values_of_groups(const std::vector<NamedGroup>& groups);
+// Convert an optimizer's groups, and OptimizerState::averager_step, to the
+// values of an item, and back. Throw std::invalid_argument for an option that
+// is a tensor; std::runtime_error if the values are not groups.
+StateTree values_of_groups(const std::vector<NamedGroup>& groups,
+                           std::optional<int64_t> averager_step);
 std::vector<NamedGroup> groups_of_values(const StateTree& values);
+std::optional<int64_t> averager_step_of(const StateTree& values);
 
 // Returns what a file holds of the items, which must not be divided over ranks;
 // without `objects`, only of those that are modules and optimizers.

@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "lockstep/base/state_entry.h"
+
 namespace lockstep::internal {
 
 void EpochState::set_epoch(int64_t epoch) {
@@ -33,13 +35,7 @@ std::map<std::string, int64_t> EpochState::state_dict(
 
 int64_t EpochState::entry(const std::map<std::string, int64_t>& state,
                           const std::string& name) const {
-  auto found = state.find(name);
-  if (found == state.end()) {
-    throw std::invalid_argument(sampler_ + ": the state has no entry \"" +
-                                name + "\"; load what the state_dict() of a " +
-                                sampler_ + " returned");
-  }
-  return found->second;
+  return state_entry(state, name, sampler_);
 }
 
 void EpochState::require_same(const Fixed& fixed, int64_t saved) const {

@@ -48,7 +48,7 @@ struct AdamLikeGroup {
   // `defaults`: for code that takes groups of any optimizer.
   torch::optim::OptimizerParamGroup to_torch(
       const TorchOptions& defaults) const {
-    auto options = std::make_unique<TorchOptions>(defaults);
+    auto options = std::make_unique<MeantOptions<TorchOptions>>(defaults);
     if (lr) options->lr(*lr);
     if (betas) options->betas(*betas);
     if (eps) options->eps(*eps);

@@ -46,7 +46,10 @@ namespace optim {
 //   not virtual, replace an option that equals the default of its class by the
 //   optimizer's, so that a group of SGD cannot decay by 0. A group of this
 //   folder (AdamWGroup) has the optimizer's options where it gives none, as in
-//   Python. A group with options of another optimizer is refused with
+//   Python. If a group of LibTorch's has an option that equals the default of
+//   its class and is not the optimizer's, this is said once (TORCH_WARN_ONCE),
+//   since a program that relies on LibTorch's rule means the optimizer's. A
+//   group with options of another optimizer is refused with
 //   std::invalid_argument.
 // - Complex parameters are stepped as pairs of reals, as Python's optimizers
 //   without `fused` do; LibTorch's own classes compute other numbers.

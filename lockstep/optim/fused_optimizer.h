@@ -3,12 +3,27 @@
 #include <torch/optim/optimizer.h>
 
 #include <concepts>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/maximize_option.h"
 
 namespace lockstep::internal {
+
+// Options of a group all of which are meant, as to_torch() of a group of this
+// folder makes them. So are copies of them. Options of LibTorch's do not tell
+// what was set from the defaults of their class.
+template <class TorchOptions>
+class MeantOptions final : public TorchOptions {
+ public:
+  explicit MeantOptions(const TorchOptions& options) : TorchOptions(options) {}
+
+ private:
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<MeantOptions>(*this);
+  }
+};
 
 // What the optimizers of lockstep::optim have in common: LibTorch's class
 // `Types::Base` with options that are members (Options) and groups that give

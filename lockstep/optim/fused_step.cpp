@@ -5,12 +5,9 @@
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/Type.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <stdexcept>
-#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
@@ -121,7 +118,6 @@ std::vector<FusedBatch> fused_batches(
 }
 
 ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
-                            const torch::optim::OptimizerOptions& defaults,
                             const ParamGroups& before) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& group : before) {
@@ -130,12 +126,6 @@ ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
     }
   }
   for (auto& group : groups) {
-    if (group.has_options() && typeid(group.options()) != typeid(defaults)) {
-      throw std::invalid_argument(
-          c10::str(optimizer, ": a parameter group has options of type ",
-                   c10::demangle(typeid(group.options()).name()), "; give it ",
-                   c10::demangle(typeid(defaults).name()), ", or none"));
-    }
     group.params() = distinct(std::move(group.params()));
     for (const at::Tensor& parameter : group.params()) {
       if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
@@ -148,28 +138,40 @@ ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
   return groups;
 }
 
-void keep_options(const char* optimizer, const ParamGroups& given,
-                  const torch::optim::OptimizerOptions& defaults,
-                  ParamGroups& groups) {
-  auto group = groups.end() - static_cast<std::ptrdiff_t>(given.size());
-  for (const auto& each : given) {
-    auto& kept = *group++;
-    if (!each.has_options()) continue;
-    kept.set_options(each.options().clone());
-    // SGD's options cannot be made without a rate.
-    const double rate = kept.options().get_lr();
-    if (rate == torch::optim::AdamOptions().lr() && rate != defaults.get_lr() &&
-        typeid(defaults) != typeid(torch::optim::SGDOptions)) {
-      TORCH_WARN_ONCE(
-          optimizer, ": a parameter group has options with the learning rate ",
-          rate,
-          ", which they also have if none was set, and keeps it; the "
-          "optimizer's is ",
-          defaults.get_lr(), ". lockstep::optim::", optimizer,
-          "Group takes options that are not given from the "
-          "optimizer.");
-    }
+OptionNumbers numbers_of(const torch::optim::SGDOptions& options) {
+  return {{"momentum", {options.momentum()}},
+          {"dampening", {options.dampening()}},
+          {"weight_decay", {options.weight_decay()}},
+          {"nesterov", {options.nesterov() ? 1.0 : 0.0}}};
+}
+
+void warn_of_unset(const char* optimizer, const OptionNumbers& given,
+                   const OptionNumbers& unset, const OptionNumbers& defaults) {
+  std::string doubtful;
+  for (size_t i = 0; i < given.size(); ++i) {
+    const auto& [name, numbers] = given[i];
+    if (numbers != unset[i].second || numbers == defaults[i].second) continue;
+    doubtful += c10::str(doubtful.empty() ? "" : ", ", name, " ",
+                         c10::Join(" and ", numbers), " (the optimizer has ",
+                         c10::Join(" and ", defaults[i].second), ")");
   }
+  if (doubtful.empty()) return;
+  TORCH_WARN_ONCE(
+      optimizer, ": a parameter group of LibTorch's has ", doubtful,
+      "; LibTorch's options have the same if it was not set, and the group "
+      "keeps it. Give a lockstep::optim::",
+      optimizer,
+      "Group: an option that it does not give is the optimizer's, and one that "
+      "it gives is meant (its to_torch() makes a group of LibTorch's).");
+}
+
+void refuse_options(const char* optimizer,
+                    const torch::optim::OptimizerOptions& given,
+                    const std::type_info& allowed) {
+  throw std::invalid_argument(
+      c10::str(optimizer, ": a parameter group has options of type ",
+               c10::demangle(typeid(given).name()), "; give it ",
+               c10::demangle(allowed.name()), ", or none"));
 }
 
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <torch/optim/optimizer.h>
+#include <torch/optim/sgd.h>
 
 #include <cstddef>
 #include <memory>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -54,17 +56,68 @@ using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
 // Returns `groups` with each parameter once. Throws std::invalid_argument that
 // names `optimizer` if a parameter is in two groups, as in Python, or also in
-// one of `before`, and if a group has options of another type than `defaults`.
+// one of `before`.
 ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
-                            const torch::optim::OptimizerOptions& defaults,
                             const ParamGroups& before = {});
+
+// The options that a group of LibTorch's may leave at the defaults of their
+// class, as numbers by name. (SGD's options cannot be made without a rate.)
+using OptionNumbers = std::vector<std::pair<const char*, std::vector<double>>>;
+OptionNumbers numbers_of(const torch::optim::SGDOptions& options);
+template <class AdamLike>
+OptionNumbers numbers_of(const AdamLike& options) {
+  const auto [beta1, beta2] = options.betas();
+  return {{"lr", {options.lr()}},
+          {"betas", {beta1, beta2}},
+          {"eps", {options.eps()}},
+          {"weight_decay", {options.weight_decay()}},
+          {"amsgrad", {options.amsgrad() ? 1.0 : 0.0}}};
+}
+
+// Warns once in a process of options of a group that may not have been set:
+// those that are as in `unset`, the defaults of their class, and not as in
+// `defaults`, the optimizer's.
+void warn_of_unset(const char* optimizer, const OptionNumbers& given,
+                   const OptionNumbers& unset, const OptionNumbers& defaults);
+
+[[noreturn]] void refuse_options(const char* optimizer,
+                                 const torch::optim::OptimizerOptions& given,
+                                 const std::type_info& allowed);
+
+// Throws std::invalid_argument if a group has options of another optimizer.
+template <class Types>
+void check_options(const ParamGroups& groups) {
+  using TorchOptions = typename Types::TorchOptions;
+  for (const auto& group : groups) {
+    if (!group.has_options() ||
+        dynamic_cast<const TorchOptions*>(&group.options())) {
+      continue;
+    }
+    refuse_options(Types::kName, group.options(), typeid(TorchOptions));
+  }
+}
 
 // Gives the last of `groups`, which LibTorch has made from `given`, the options
 // that were given. LibTorch 2.13 replaces each of them that equals the default
 // of its class by the one in `defaults`.
-void keep_options(const char* optimizer, const ParamGroups& given,
-                  const torch::optim::OptimizerOptions& defaults,
-                  ParamGroups& groups);
+template <class Types>
+void keep_options(const ParamGroups& given,
+                  const typename Types::TorchOptions& defaults,
+                  ParamGroups& groups) {
+  using TorchOptions = typename Types::TorchOptions;
+  using Meant = MeantOptions<TorchOptions>;
+  auto group = groups.end() - static_cast<std::ptrdiff_t>(given.size());
+  for (const auto& each : given) {
+    auto& kept = *group++;
+    if (!each.has_options()) continue;
+    const auto& options = static_cast<const TorchOptions&>(each.options());
+    if (!dynamic_cast<const Meant*>(&options)) {
+      warn_of_unset(Types::kName, numbers_of(options),
+                    numbers_of(TorchOptions(1e-3)), numbers_of(defaults));
+    }
+    kept.set_options(std::make_unique<Meant>(options));
+  }
+}
 
 // Returns the closure's result, computed with autograd enabled; an undefined
 // tensor without a closure.
@@ -155,18 +208,20 @@ template <class Types>
 FusedOptimizer<Types>::FusedOptimizer(const ParamGroups& groups,
                                       const TorchOptions& options,
                                       bool maximize)
-    : Types::Base(distinct_groups(Types::kName, groups, options), options),
+    : Types::Base(
+          (check_options<Types>(groups), distinct_groups(Types::kName, groups)),
+          options),
       maximize_(maximize) {
-  keep_options(Types::kName, groups, *this->defaults_, this->param_groups_);
+  keep_options<Types>(groups, options, this->param_groups_);
 }
 
 template <class Types>
 void FusedOptimizer<Types>::add_param_group(const OptimizerParamGroup& group) {
-  Types::Base::add_param_group(distinct_groups(Types::kName, {group},
-                                               *this->defaults_,
-                                               this->param_groups_)
-                                   .front());
-  keep_options(Types::kName, {group}, *this->defaults_, this->param_groups_);
+  const auto& defaults = static_cast<TorchOptions&>(*this->defaults_);
+  check_options<Types>({group});
+  Types::Base::add_param_group(
+      distinct_groups(Types::kName, {group}, this->param_groups_).front());
+  keep_options<Types>({group}, defaults, this->param_groups_);
 }
 
 }  // namespace lockstep::internal

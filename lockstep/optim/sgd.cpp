@@ -130,7 +130,9 @@ torch::optim::SGDOptions SGDOptions::to_torch() const {
 
 torch::optim::OptimizerParamGroup SGDGroup::to_torch(
     const torch::optim::SGDOptions& defaults) const {
-  auto options = std::make_unique<torch::optim::SGDOptions>(defaults);
+  auto options =
+      std::make_unique<internal::MeantOptions<torch::optim::SGDOptions>>(
+          defaults);
   if (lr) options->lr(*lr);
   if (momentum) options->momentum(*momentum);
   if (dampening) options->dampening(*dampening);

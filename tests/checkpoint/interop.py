@@ -10,10 +10,12 @@ import collections
 import json
 import struct
 import sys
+import types
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.optim import PostLocalSGDOptimizer
 
 FOLDER = sys.argv[2]
 OPTIMIZERS = {
@@ -248,6 +250,12 @@ def check():
     assert type(full["SCHEDULER_STATE"]["T_max"]) is int
     assert type(full["SCHEDULER_STATE"]["eta_min"]) is float
     assert full["METADATA"]["note"] == 'from "here", ü'
+    # Where Python's PostLocalSGDOptimizer has its averager's step.
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD([torch.ones(2)], lr=0.1),
+                                      types.SimpleNamespace(step=0))
+    own = {**optimizer.state_dict(), "step": full["OPTIMIZER_STATE"]["step"]}
+    optimizer.load_state_dict(own)
+    assert optimizer.averager.step == 8
     for path in f"{FOLDER}/cpp-named.pt", f"{FOLDER}/cpp-named.pth":
         named = torch.load(path, weights_only=True)["OPTIMIZER_STATE"]
         assert named["param_groups"][0]["param_names"] == ["v", "q", "k"]

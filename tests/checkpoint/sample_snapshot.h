@@ -29,6 +29,7 @@ inline Snapshot sample_snapshot() {
   optimizer.state[0] = {{"step", torch::tensor(5.0f)},
                         {"exp_avg", torch::full({2, 3}, 0.25)}};
   optimizer.state[1] = {{"step", int64_t{5}}};
+  optimizer.averager_step = 8;
   s.optimizer_state = optimizer;
   StateTree::Dict part, scheduler;
   part.set("gamma", 0.5);
@@ -82,7 +83,7 @@ inline bool same_values(const std::map<std::string, StateValue>& a,
 }
 
 inline bool same_optimizer(const OptimizerState& a, const OptimizerState& b) {
-  if (a.state.size() != b.state.size() ||
+  if (a.state.size() != b.state.size() || a.averager_step != b.averager_step ||
       a.param_groups.size() != b.param_groups.size()) {
     return false;
   }

@@ -14,13 +14,18 @@
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/optim/sgd.h"
+#include "tests/harness/kept_warnings.h"
 
 namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
 
@@ -619,11 +624,70 @@ TEST(FusedOptimizers, AGroupKeepsWhatItWasGiven) {
       torch::optim::AdamWOptions(0.1).betas({0.5, 0.6}).weight_decay(0.5),
       optim::AdamWGroup{.betas = std::tuple{0.9, 0.999}, .weight_decay = 0.01},
       torch::optim::AdamWOptions(0.1));
-  // One line says that it also keeps a rate that may not have been given.
   expect_kept<optim::AdamW>(
       torch::optim::AdamWOptions(0.1).eps(1e-3),
       optim::AdamWGroup{.lr = 1e-3, .weight_decay = 0},
       torch::optim::AdamWOptions().eps(1e-3).weight_decay(0));
+}
+
+// Returns what is said when a group is given to the constructor and later.
+template <class Optimizer, class Defaults>
+std::vector<std::string> said_of(const OptimizerParamGroup& group,
+                                 const Defaults& defaults) {
+  const c10::WarningUtils::WarnAlways always;
+  const testing::KeptWarnings warnings;
+  Optimizer(std::vector<OptimizerParamGroup>{group}, defaults);
+  Optimizer(std::vector<at::Tensor>{}, defaults).add_param_group(group);
+  return warnings.texts();
+}
+
+// SGDOptions(0.01) in a group got momentum 0 in silence, where LibTorch gives
+// it the optimizer's 0.9, as Python does for {"lr": 0.01}.
+TEST(FusedOptimizers, AGroupWhoseOptionsMayNotHaveBeenSetIsToldOf) {
+  const std::vector<at::Tensor> p{torch::ones({2}).requires_grad_()};
+  const auto of = [&]<class Options>(const Options& options) {
+    return OptimizerParamGroup(p, std::make_unique<Options>(options));
+  };
+  const auto sgd =
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.5);
+  EXPECT_THAT(
+      said_of<optim::SGD>(of(torch::optim::SGDOptions(0.01)), sgd),
+      ElementsAre(
+          StartsWith("SGD: a parameter group of LibTorch's has momentum 0 (the "
+                     "optimizer has 0.9), weight_decay 0 (the optimizer has "
+                     "0.5); "),
+          HasSubstr("Give a lockstep::optim::SGDGroup: ")));
+  const auto adam = torch::optim::AdamOptions(0.1).betas({0.5, 0.6});
+  EXPECT_THAT(
+      said_of<optim::Adam>(of(torch::optim::AdamOptions(0.2)), adam),
+      AllOf(SizeIs(2),
+            Each(HasSubstr("has betas 0.9 and 0.999 (the optimizer has 0.5 "
+                           "and 0.6); "))));
+  EXPECT_THAT(said_of<optim::AdamW>(of(torch::optim::AdamWOptions()),
+                                    torch::optim::AdamWOptions(0.1)),
+              AllOf(SizeIs(2),
+                    Each(HasSubstr("has lr 0.001 (the optimizer has 0.1); "))));
+
+  // Nothing is said of what is meant, or makes no difference.
+  EXPECT_THAT(
+      said_of<optim::SGD>(of(torch::optim::SGDOptions(0.01).momentum(0.5)),
+                          torch::optim::SGDOptions(0.1).momentum(0.9)),
+      IsEmpty());
+  EXPECT_THAT(said_of<optim::SGD>(OptimizerParamGroup(p), sgd), IsEmpty());
+  EXPECT_THAT(
+      said_of<optim::SGD>(
+          optim::SGDGroup{.params = p, .momentum = 0}.to_torch(sgd), sgd),
+      IsEmpty());
+  EXPECT_THAT(
+      said_of<optim::Adam>(
+          optim::AdamGroup{.params = p, .lr = 1e-3}.to_torch(adam), adam),
+      IsEmpty());
+  const c10::WarningUtils::WarnAlways always;
+  const testing::KeptWarnings warnings;
+  optim::SGD ours(std::vector<optim::SGDGroup>{{.params = p, .momentum = 0}},
+                  optim::SGDOptions{.momentum = 0.9});
+  optim::SGD same(ours.param_groups(), optim::SGDOptions{.momentum = 0.9});
+  EXPECT_THAT(warnings.texts(), IsEmpty());
 }
 
 TEST(FusedOptimizers, AGroupWithOptionsOfAnotherOptimizerIsRefused) {

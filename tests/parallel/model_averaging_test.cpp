@@ -18,7 +18,6 @@
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -231,21 +230,24 @@ struct LocalSgdTraining {
 };
 
 template <class Scheduler, class Options>
-void expect_resumed(const Options& options) {
+void expect_resumed(const testing::World& world, const Options& options) {
   using Run = LocalSgdTraining<Scheduler, Options>;
-  const testing::TemporaryFolder folder;
   for (const char* name : {"file.pt", "file.safetensors", "folder/"}) {
+    const std::string path = (world.folder / name).string();
+    torch::manual_seed(1);
     Run straight(options);
     straight.train(8);
-    save_snapshot(folder.file(name), straight.state);
+    save_snapshot(path, straight.state);
     std::stringstream archive;
     torch::save(straight.optimizer, archive);
     const OptimizerState state = state_dict(straight.optimizer);
     const auto expected = straight.train(5);
 
     Run resumed(options);
-    ASSERT_TRUE(load_snapshot(folder.file(name), resumed.state));
+    ASSERT_TRUE(load_snapshot(path, resumed.state));
+    EXPECT_EQ(resumed.optimizer.averager().step, 8);
     EXPECT_EQ(resumed.train(5), expected) << name;
+    EXPECT_TRUE(resumed.model->weight.equal(straight.model->weight)) << name;
     torch::load(resumed.optimizer, archive);
     EXPECT_EQ(resumed.train(1)[0], expected[0]);
     load_state_dict(resumed.optimizer, state);
@@ -257,15 +259,16 @@ void expect_resumed(const Options& options) {
 
 // A snapshot had the rate of the step before, and after loading it the rate of
 // the scheduler's constructor was used.
-WORLD_TEST(PostLocalSGDOptimizer, AResumedTrainingGoesOnWithItsRates, 1) {
+WORLD_TEST(PostLocalSGDOptimizer, AResumedTrainingGoesOnWithItsRates, 1, 2) {
   auto group = init_process_group();
   expect_resumed<optim::ExponentialLR>(
-      optim::ExponentialLROptions{.gamma = 0.5});
-  expect_resumed<optim::SequentialLR>(optim::SequentialLROptions{
-      .schedulers = {optim::LinearLROptions{.start_factor = 0.1,
-                                            .total_iters = 5},
-                     optim::CosineAnnealingLROptions{.T_max = 20}},
-      .milestones = {5}});
+      world, optim::ExponentialLROptions{.gamma = 0.5});
+  expect_resumed<optim::SequentialLR>(
+      world, optim::SequentialLROptions{
+                 .schedulers = {optim::LinearLROptions{.start_factor = 0.1,
+                                                       .total_iters = 5},
+                                optim::CosineAnnealingLROptions{.T_max = 20}},
+                 .milestones = {5}});
 }
 
 // Momenta differ even when the parameters have just been averaged, so no folder

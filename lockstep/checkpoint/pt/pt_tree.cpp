@@ -59,6 +59,7 @@ Dict dict_of(const OptimizerState& optimizer) {
   Dict dict;
   dict.set("state", {std::move(state)});
   dict.set("param_groups", {std::move(groups)});
+  if (optimizer.averager_step) dict.set("step", {*optimizer.averager_step});
   return dict;
 }
 
@@ -222,6 +223,11 @@ OptimizerState optimizer_of(const Dict& stored) {
     read.options = values_of(group);
     read.options.erase("params");
     optimizer.param_groups.push_back(std::move(read));
+  }
+  // Another class of Python's may have something else under this name.
+  const PickleValue* step = stored.find("step");
+  if (const auto* number = step ? step->as<int64_t>() : nullptr) {
+    optimizer.averager_step = *number;
   }
   return optimizer;
 }

@@ -115,6 +115,9 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
       }
     }
     json["optimizer_state"] = {{"state", state}, {"param_groups", groups}};
+    if (const auto step = snapshot.optimizer_state->averager_step) {
+      json["optimizer_state"]["step"] = *step;
+    }
   }
   for (size_t rank = 0; rank < snapshot.generator_states.size(); ++rank) {
     tree.tensors.emplace_back(kGenerator + std::to_string(rank),
@@ -158,6 +161,9 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
           {values_of(group.at("options")),
            group.at("params").get<std::vector<int64_t>>(),
            group.value("param_names", std::vector<std::string>())});
+    }
+    if (stored.contains("step")) {
+      optimizer.averager_step = stored.at("step").get<int64_t>();
     }
   }
   if (json.contains("items")) {

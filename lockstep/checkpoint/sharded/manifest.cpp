@@ -108,6 +108,9 @@ std::string text_of(const Manifest& manifest) {
   if (manifest.param_groups) {
     json["optimizer"] = {
         {"param_groups", json_of_groups(*manifest.param_groups)}};
+    if (manifest.averager_step) {
+      json["optimizer"]["step"] = *manifest.averager_step;
+    }
   }
   if (!manifest.tied.empty()) json["tied"] = manifest.tied;
   for (const auto& [name, item] : manifest.items) {
@@ -163,6 +166,9 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
       group.params = options.at("params").get<std::vector<std::string>>();
       options.erase("params");
       group.options = values_of(options);
+    }
+    if (json.at("optimizer").contains("step")) {
+      manifest.averager_step = json.at("optimizer").at("step").get<int64_t>();
     }
   }
   if (json.contains("tied")) {

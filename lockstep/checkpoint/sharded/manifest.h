@@ -29,6 +29,7 @@ struct Manifest {
   Snapshot numbers{};
   // None: no optimizer was saved.
   std::optional<std::vector<NamedGroup>> param_groups{};
+  std::optional<int64_t> averager_step{};  // of that optimizer
   // The further names of a parameter that a module has under several (tied
   // weights), with its first, which the optimizer's state has.
   std::map<std::string, std::string> tied{};

@@ -273,6 +273,7 @@ struct OptimizerToLoad {
   const torch::nn::Module& module;
   std::string prefix;                     // of its state's tensors
   const std::vector<NamedGroup>* listed;  // as in saved_groups()
+  std::optional<int64_t> averager_step;
   // The further names of the module's parameters when they were saved, each
   // with its first.
   std::map<std::string, std::string> tied;
@@ -283,7 +284,8 @@ struct OptimizerToLoad {
 std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     const TensorFiles& files, const OptimizerToLoad& to_load, bool checksums,
     TensorReader& reader, Foreign& foreign) {
-  const auto& [optimizer, own, module, state_prefix, listed, tied] = to_load;
+  const auto& [optimizer, own, module, state_prefix, listed, averager_step,
+               tied] = to_load;
   std::vector<std::string> names = names_of(own, module);
   std::vector<NamedGroup> own_groups = named_groups(own, module);
   // A parameter that was tied to another when it was saved has no state under
@@ -343,6 +345,7 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     return sharded->prepare_load(groups, local);
   }
   local.param_groups = groups.param_groups;
+  local.averager_step = averager_step;
   return std::make_unique<OptimizerLoad>(optimizer, local, /*adopt=*/true);
 }
 
@@ -528,7 +531,8 @@ class FolderLoad {
       ready_.optimizers.push_back(prepare_optimizer(
           files,
           {*state_.optimizer, *optimizer_, *state_.model, kStatePrefix,
-           manifest ? &*manifest->param_groups : nullptr, tied},
+           manifest ? &*manifest->param_groups : nullptr,
+           manifest ? manifest->averager_step : std::nullopt, tied},
           options_.verify, reader, ready_.foreign_parameters));
     }
     const bool has_scheduler =
@@ -597,8 +601,13 @@ class FolderLoad {
       const OptimizerShards::State& own = optimizers_.at(name);
       const auto& module = module_of_optimizer(state_, name, own);
       const auto groups = groups_of_values(saved.values.front());
-      OptimizerToLoad to_load{*item.optimizer(),        own,     module,
-                              prefix + kItemStateInfix, &groups, {}};
+      OptimizerToLoad to_load{*item.optimizer(),
+                              own,
+                              module,
+                              prefix + kItemStateInfix,
+                              &groups,
+                              averager_step_of(saved.values.front()),
+                              {}};
       if (&module == state_.model.get()) to_load.tied = files.manifest()->tied;
       ready_.optimizers.push_back(prepare_optimizer(
           files, to_load, options_.verify, reader, ready_.foreign_parameters));
@@ -832,6 +841,7 @@ Snapshot read_snapshot_folder(const TensorFiles& files) {
   }
   if (!files.manifest()->param_groups) return snapshot;
   OptimizerState& optimizer = snapshot.optimizer_state.emplace();
+  optimizer.averager_step = files.manifest()->averager_step;
   int64_t number = 0;
   for (const NamedGroup& group : *files.manifest()->param_groups) {
     auto& numbered = optimizer.param_groups.emplace_back();

@@ -253,6 +253,7 @@ void ShardedSave::collect(
     const OptimizerShards::State& optimizer = optimizers.at("");
     add_optimizer(optimizer, *state.model, kStatePrefix, shards_);
     manifest_.param_groups = named_groups(optimizer, *state.model);
+    manifest_.averager_step = optimizer.groups.averager_step;
     const bool is_sharded =
         dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
     claims_of_optimizer =
@@ -298,7 +299,8 @@ void ShardedSave::add_items(const TrainingState& state,
       const std::string state_prefix = prefix + kItemStateInfix;
       add_optimizer(own, module, state_prefix, shards_);
       const auto groups = named_groups(own, module);
-      stored.values.push_back(values_of_groups(groups));
+      stored.values.push_back(
+          values_of_groups(groups, own.groups.averager_step));
       const bool is_sharded =
           dynamic_cast<OptimizerShards*>(item.optimizer()) != nullptr;
       of_ranks[name] = {
@@ -388,7 +390,8 @@ void ShardedSave::add_ranks_of_item(const std::vector<Json>& all,
     require_same_optimizers(values);
     auto groups = groups_of_values(item.values.front());
     add_params(values, groups);
-    item.values.front() = values_of_groups(groups);
+    item.values.front() =
+        values_of_groups(groups, averager_step_of(item.values.front()));
   }
 }
 

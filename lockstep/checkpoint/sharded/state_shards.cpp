@@ -107,6 +107,7 @@ OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
     }
   }
   state.groups.param_groups = std::move(whole.param_groups);
+  state.groups.averager_step = whole.averager_step;
   state.local.state = std::move(whole.state);
   return state;
 }

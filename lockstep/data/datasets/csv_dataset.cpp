@@ -135,25 +135,6 @@ void check_csv_options(const CsvOptions& options) {
   }
 }
 
-// Throws if the first row of a table looks like one of its samples.
-void require_names(const CsvReader& first) {
-  bool counts = first.size() > 1;
-  std::string row;
-  for (size_t i = 0; i < first.size(); ++i) {
-    double value = 0;
-    if (internal::parse_double(first[i], value) != Parsed::ok) return;
-    counts = counts && value == static_cast<double>(i);
-    if (i < 5) row += (i > 0 ? ", " : "") + csv_excerpt(first[i]);
-  }
-  if (counts) return;
-  throw std::invalid_argument(
-      "CsvDataset: line " + std::to_string(first.line()) + " of \"" +
-      first.path() + "\" has numbers alone (" + row +
-      (first.size() > 5 ? ", ..." : "") +
-      "), but would be taken for the names of the columns; set `header` to "
-      "false if it is a sample, or to true if these are names");
-}
-
 // The places of columns in a row.
 class CsvTable {
  public:
@@ -257,6 +238,43 @@ struct CsvSelection {
   std::vector<size_t> places;
 };
 
+// Returns whether the fields are 0, 1 and so on, as tools write them for
+// columns without names; the first is empty if the rows have an index.
+bool csv_counts(const CsvReader& row) {
+  const size_t begin = csv_blank(row[0]) ? 1 : 0;
+  for (size_t i = begin; i < row.size(); ++i) {
+    double value = 0;
+    if (internal::parse_double(row[i], value) != Parsed::ok ||
+        value != static_cast<double>(i - begin)) {
+      return false;
+    }
+  }
+  return row.size() > 1;
+}
+
+// Throws if the first row of a table would be taken for names, but has a number
+// at each of `places`, which are those that are read.
+void require_names(const CsvReader& first, const std::vector<size_t>& places,
+                   const CsvOptions& options) {
+  std::string row;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::string_view field = first[places[i]];
+    double value = 0;
+    if (!(options.missing && csv_blank(field)) &&
+        internal::parse_double(field, value) == Parsed::not_a_number) {
+      return;
+    }
+    if (i < 5) row += (i > 0 ? ", " : "") + csv_excerpt(field);
+  }
+  if (csv_counts(first)) return;
+  throw std::invalid_argument(
+      "CsvDataset: line " + std::to_string(first.line()) + " of \"" +
+      first.path() + "\" has numbers alone in the columns that are read (" +
+      row + (places.size() > 5 ? ", ..." : "") +
+      "), but would be taken for the names of the columns; set `header` to "
+      "false if it is a sample, or to true if these are names");
+}
+
 struct CsvContent {
   std::vector<std::string> columns;
   at::Tensor data;
@@ -274,7 +292,6 @@ CsvContent read_csv(const std::string& path, const CsvOptions& options) {
                                   : "has no row whose columns could be "
                                     "counted");
   }
-  if (!options.header) require_names(row);
   const bool has_names = options.header.value_or(true);
   const CsvTable table(row, options);
   CsvSelection target(table, options.target, options.target_dtype);
@@ -286,6 +303,11 @@ CsvContent read_csv(const std::string& path, const CsvOptions& options) {
     }
   }
   CsvSelection data(table, columns, options.dtype);
+  if (!options.header) {
+    std::vector<size_t> places = data.places;
+    places.insert(places.end(), target.places.begin(), target.places.end());
+    require_names(row, places, options);
+  }
 
   const uint64_t first_line = row.line();
   int64_t rows = 0;

@@ -37,8 +37,9 @@ struct CsvOptions {
   // ---- Behaviour ----
 
   // Whether the first line has the names of the columns. Default: none, which
-  // is true, except that a first line of numbers alone is an error, unless they
-  // are 0, 1 and so on, as tools write them for columns without names.
+  // is true, except that a first line with numbers alone in the columns that
+  // are read (or empty fields, if `missing` is set) is an error, unless the
+  // line is 0, 1 and so on, as tools write it for columns without names.
   std::optional<bool> header{};
 
   // The character between two fields of a row. Default: a comma.

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/rank_environment.h"
+#include "lockstep/base/state_entry.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 
@@ -42,6 +43,11 @@ PostLocalSGDState::PostLocalSGDState(const PostLocalSGDOptions& given)
       options.post_local_gradient_allreduce) {
     options.subgroup = ranks_of_this_host();
   }
+}
+
+void PostLocalSGDState::load_state_dict(
+    const std::map<std::string, int64_t>& state) {
+  iter = internal::state_entry(state, "iter", "PostLocalSGDState");
 }
 
 CommHook post_local_sgd_hook(std::shared_ptr<PostLocalSGDState> state) {

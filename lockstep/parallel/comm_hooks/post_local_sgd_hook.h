@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
@@ -32,11 +34,17 @@ struct PostLocalSGDOptions {
   bool post_local_gradient_allreduce{true};
 };
 
+// An item of TrainingState::items, so that a resumed training does not begin
+// with the first steps again.
 struct PostLocalSGDState {
   // Collective over the default group if it makes the subgroup. Throws
   // std::invalid_argument if LOCAL_WORLD_SIZE is needed but not set, or if
   // start_local_sgd_iter is negative.
   explicit PostLocalSGDState(const PostLocalSGDOptions& options);
+
+  std::map<std::string, int64_t> state_dict() const { return {{"iter", iter}}; }
+  // Throws std::invalid_argument if there is no "iter".
+  void load_state_dict(const std::map<std::string, int64_t>& state);
 
   PostLocalSGDOptions options;
   int64_t iter = 0;  // steps so far, until start_local_sgd_iter

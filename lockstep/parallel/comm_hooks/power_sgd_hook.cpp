@@ -6,10 +6,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <locale>
+#include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "lockstep/parallel/comm_hooks/orthogonalize.h"
 #include "lockstep/parallel/comm_hooks/real_gradients.h"
@@ -26,6 +31,18 @@ uint64_t next_seed(std::mt19937& rng) {
   } while (number >= 1'000'000'000);
   return number;
 }
+
+// The names in a state dict.
+constexpr const char* kRng = "rng";
+constexpr std::string_view kError = "error.";
+constexpr std::string_view kQ = "q.";
+constexpr std::pair<const char*, int64_t PowerSGDState::*> kCounts[] = {
+    {"iter", &PowerSGDState::iter},
+    {"total_numel_before_compression",
+     &PowerSGDState::total_numel_before_compression},
+    {"total_numel_after_compression",
+     &PowerSGDState::total_numel_after_compression},
+    {"next_stats_report", &PowerSGDState::next_stats_report}};
 
 // Called once for each bucket of a step.
 void count_step(PowerSGDState& state, const GradBucket& bucket) {
@@ -47,6 +64,7 @@ at::Tensor feed_error_back(PowerSGDState& state, const GradBucket& bucket,
   if (!state.options.use_error_feedback) return {};
   auto& error = state.error_dict[bucket.index()];
   if (error.defined() && error.numel() == gradients.numel()) {
+    error = error.to(gradients.options());
     gradients.add_(error);
     error.copy_(gradients);
   } else {
@@ -97,6 +115,129 @@ int64_t rank_of(const PowerSGDState& state, int64_t n, int64_t m) {
   return std::min({n, m, state.options.matrix_approximation_rank});
 }
 
+// Returns the sizes [n, m] of a gradient as a matrix.
+std::pair<int64_t, int64_t> matrix_of(const at::Tensor& gradient) {
+  const auto n = gradient.dim() > 0 ? gradient.size(0) : 1;
+  return {n, n > 0 ? gradient.numel() / n : 0};
+}
+
+// Returns whether compressing an [n, m] pays.
+bool pays(const PowerSGDState& state, int64_t n, int64_t m) {
+  const auto sent = (n + m) * rank_of(state, n, m);
+  return static_cast<double>(sent) * state.options.min_compression_rate <
+         static_cast<double>(n * m);
+}
+
+using Share = PowerSGDState::Share;
+
+// The shares in the memory of a whole bucket, which has no Q for each.
+std::vector<Share> shares_of_bucket(const GradBucket& bucket) {
+  const auto& names = bucket.parameter_names();
+  std::vector<Share> shares;
+  int64_t offset = 0;
+  for (size_t i = 0; i < bucket.gradients().size(); ++i) {
+    const auto end = offset + bucket.gradients()[i].numel();
+    shares.push_back({.parameter = names.empty()
+                                       ? c10::str(bucket.index(), " ", i)
+                                       : names[i],
+                      .error = {offset, end},
+                      .q = {0, 0}});
+    offset = end;
+  }
+  return shares;
+}
+
+// The shares in the memory of power_sgd_hook(): Qs of equal shape together, as
+// by_shape() has them.
+std::vector<Share> shares_of_layers(const PowerSGDState& state,
+                                    const GradBucket& bucket) {
+  auto shares = shares_of_bucket(bucket);
+  const auto& gradients = bucket.gradients();
+  int64_t offset = 0;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const auto shape = matrix_of(gradients[i]);
+    const auto [n, m] = shape;
+    if (!pays(state, n, m) || shares[i].q.size() > 0) continue;
+    for (size_t j = i; j < gradients.size(); ++j) {
+      if (matrix_of(gradients[j]) != shape) continue;
+      shares[j].q = {offset, offset + m * rank_of(state, n, m)};
+      offset = shares[j].q.end;
+    }
+  }
+  return shares;
+}
+
+at::Tensor part_of(const at::Tensor& flat, const internal::Range& range) {
+  return flat.view(-1).narrow(0, range.begin, range.size());
+}
+
+// Calls visit(parameter, memory) for all that the buckets from `first` on have.
+template <class Visit>
+void visit_shares(const PowerSGDState& state, size_t first, Visit visit) {
+  for (auto at = state.shares.lower_bound(first); at != state.shares.end();
+       ++at) {
+    const auto of_bucket = [&](const std::map<size_t, at::Tensor>& memory,
+                               const internal::Range& range) {
+      const auto found = memory.find(at->first);
+      const bool has = range.size() > 0 && found != memory.end() &&
+                       found->second.defined() &&
+                       found->second.numel() >= range.end;
+      return has ? part_of(found->second, range) : at::Tensor();
+    };
+    for (const Share& share : at->second) {
+      visit(share.parameter,
+            PowerSGDState::Left{of_bucket(state.error_dict, share.error),
+                                of_bucket(state.q_memory_dict, share.q)});
+    }
+  }
+}
+
+// Makes the memory of this bucket from that of its parameters, if they were in
+// other buckets in the last step. `error_size`, `q_size`: of the bucket's.
+void follow_parameters(PowerSGDState& state, const GradBucket& bucket,
+                       std::vector<Share> shares, int64_t error_size,
+                       int64_t q_size) {
+  const auto same = [](const Share& a, const Share& b) {
+    return a.parameter == b.parameter && a.error == b.error && a.q == b.q;
+  };
+  const auto index = bucket.index();
+  const auto known = state.shares.find(index);
+  if (known != state.shares.end()) {
+    if (std::ranges::equal(known->second, shares, same)) return;
+    // The buckets before this one are the same, and in use by this step.
+    visit_shares(state, index,
+                 [&](const std::string& parameter, PowerSGDState::Left memory) {
+                   state.left[parameter] = std::move(memory);
+                 });
+    const auto forget = [index](auto& of_buckets) {
+      of_buckets.erase(of_buckets.lower_bound(index), of_buckets.end());
+    };
+    forget(state.error_dict);
+    forget(state.q_memory_dict);
+    forget(state.shares);
+  }
+  at::Tensor error, q;
+  bool has_all_qs = true;
+  for (const Share& share : shares) {
+    const auto found = state.left.find(share.parameter);
+    const auto take = [&](const at::Tensor& from, const internal::Range& range,
+                          at::Tensor& to, int64_t size) {
+      if (!from.defined() || from.numel() != range.size()) return false;
+      if (!to.defined()) to = at::zeros({size}, bucket.buffer().options());
+      part_of(to, range).copy_(from);
+      return true;
+    };
+    const auto memory =
+        found == state.left.end() ? PowerSGDState::Left{} : found->second;
+    take(memory.error, share.error, error, error_size);
+    if (share.q.size() > 0) has_all_qs &= take(memory.q, share.q, q, q_size);
+    if (found != state.left.end()) state.left.erase(found);
+  }
+  if (error.defined()) state.error_dict[index] = error;
+  if (q.defined() && has_all_qs) state.q_memory_dict[index] = q;
+  state.shares[index] = std::move(shares);
+}
+
 // Groups matrices of equal shape, in the order of the first of each group.
 std::vector<std::vector<at::Tensor>> by_shape(
     const std::vector<at::Tensor>& matrices) {
@@ -119,16 +260,13 @@ Parts divide(PowerSGDState& state, const GradBucket& bucket) {
     const auto count = gradient.numel();
     auto flat = bucket.buffer().narrow(0, offset, count);
     offset += count;
-    const auto n = gradient.dim() > 0 ? gradient.size(0) : 1;
-    const auto m = n > 0 ? count / n : 0;
-    const auto sent = (n + m) * rank_of(state, n, m);
+    const auto [n, m] = matrix_of(gradient);
     state.total_numel_before_compression += count;
-    if (static_cast<double>(sent) * state.options.min_compression_rate <
-        static_cast<double>(count)) {
+    if (pays(state, n, m)) {
       matrices.push_back(flat.view({n, m}));
       parts.ps += n * rank_of(state, n, m);
       parts.qs += m * rank_of(state, n, m);
-      state.total_numel_after_compression += sent;
+      state.total_numel_after_compression += (n + m) * rank_of(state, n, m);
     } else {
       parts.uncompressed.push_back(flat);
       parts.rest += count;
@@ -161,6 +299,11 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
   const auto& group = state.options.process_group;
   const auto epsilon = state.options.orthogonalization_epsilon;
   const auto& gradients = bucket.buffer();
+  auto shares = shares_of_layers(state, bucket);
+  int64_t q_size = 0;
+  for (const Share& share : shares) q_size += share.q.size();
+  follow_parameters(state, bucket, std::move(shares), gradients.numel(),
+                    q_size);
   const auto error = feed_error_back(state, bucket, gradients);
   auto parts = divide(state, bucket);
   report_stats(state, bucket);
@@ -231,6 +374,7 @@ CommFuture compress_bucket(PowerSGDState& state, const GradBucket& bucket) {
   report_stats(state, bucket);
   if (count == 0) return completed_future(gradients);
 
+  follow_parameters(state, bucket, shares_of_bucket(bucket), side * side, 0);
   auto matrix = at::constant_pad_nd(gradients, {0, side * side - count});
   const auto error = feed_error_back(state, bucket, matrix);
   matrix = matrix.view({1, side, side});
@@ -319,6 +463,66 @@ CompressionStats PowerSGDState::compression_stats() const {
                   ? static_cast<double>(total_numel_before_compression) /
                         static_cast<double>(total_numel_after_compression)
                   : 0};
+}
+
+ItemState PowerSGDState::state_dict() const {
+  StateTree::Dict values;
+  for (const auto& [name, number] : kCounts) values.set(name, this->*number);
+  ItemState state{.values = std::move(values)};
+  std::stringstream text;
+  text.imbue(std::locale::classic());
+  text << rng;
+  const std::vector<int64_t> words{std::istream_iterator<int64_t>(text), {}};
+  state.tensors.emplace_back(kRng, at::tensor(words, at::kLong));
+  auto memory = left;
+  visit_shares(*this, 0, [&](const std::string& parameter, Left of_bucket) {
+    memory[parameter] = std::move(of_bucket);
+  });
+  for (const auto& [parameter, of] : memory) {
+    if (of.error.defined()) {
+      state.tensors.emplace_back(std::string(kError) + parameter, of.error);
+    }
+    if (of.q.defined())
+      state.tensors.emplace_back(std::string(kQ) + parameter, of.q);
+  }
+  return state;
+}
+
+void PowerSGDState::load_state_dict(const ItemState& state) {
+  const auto refuse = [](const char* name) {
+    throw std::invalid_argument(
+        c10::str("PowerSGDState: \"", name,
+                 "\" of the state is missing or wrong; load what the "
+                 "state_dict() of a PowerSGDState returned"));
+  };
+  PowerSGDState loaded(*this);
+  const auto* values = state.values.as<StateTree::Dict>();
+  for (const auto& [name, number] : kCounts) {
+    const auto* found = values ? values->find(name) : nullptr;
+    const auto* value = found ? found->as<int64_t>() : nullptr;
+    if (!value) refuse(name);
+    loaded.*number = *value;
+  }
+  loaded.error_dict.clear();
+  loaded.q_memory_dict.clear();
+  loaded.shares.clear();
+  loaded.left.clear();
+  std::stringstream text;
+  text.imbue(std::locale::classic());
+  for (const auto& [name, tensor] : state.tensors) {
+    if (name == kRng) {
+      const at::Tensor words = tensor.to(at::kCPU, at::kLong).contiguous();
+      for (int64_t i = 0; i < words.numel(); ++i) {
+        text << words.const_data_ptr<int64_t>()[i] << ' ';
+      }
+    } else if (name.starts_with(kError)) {
+      loaded.left[name.substr(kError.size())].error = tensor;
+    } else if (name.starts_with(kQ)) {
+      loaded.left[name.substr(kQ.size())].q = tensor;
+    }
+  }
+  if (!(text >> loaded.rng)) refuse(kRng);
+  *this = std::move(loaded);
 }
 
 CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {

@@ -7,7 +7,10 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
+#include <vector>
 
+#include "lockstep/base/range.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 
@@ -16,6 +19,8 @@
 // Distributed Optimization" (NeurIPS 2019). It is registered like the hooks of
 // default_hooks.h.
 namespace lockstep {
+
+struct ItemState;  // lockstep/checkpoint/snapshot.h
 
 struct CompressionStats {
   int64_t iter = 0;
@@ -86,15 +91,25 @@ struct PowerSGDOptions {
 };
 
 // The memory of PowerSGD from step to step, for one DistributedDataParallel.
-// Public, as in Python: a program that saves and restores all of it with a
-// snapshot continues as if it had not stopped. Do not access it during a
-// backward.
+// Public, as in Python. Do not access it during a backward.
+//
+// An item of TrainingState::items: a resumed training continues as if it had
+// not stopped. (Not so with batched_power_sgd_hook(), whose Qs are of whole
+// buckets and begin anew.) The memory is that of each rank, so snapshots are
+// folders, and the number of ranks must stay the same.
 struct PowerSGDState {
   // Throws std::invalid_argument for an option out of its range, and what
   // default_group() throws.
   explicit PowerSGDState(const PowerSGDOptions& options = {});
 
   CompressionStats compression_stats() const;
+
+  static constexpr bool state_is_per_rank = true;
+  // Everything below but the options. Tensors share their memory with this
+  // object. load_state_dict() throws std::invalid_argument for what is not such
+  // a state.
+  ItemState state_dict() const;
+  void load_state_dict(const ItemState& state);
 
   PowerSGDOptions options;
   // Seeds the Qs, as Python's numpy.random.RandomState(random_seed).
@@ -106,6 +121,21 @@ struct PowerSGDState {
   // for batched_power_sgd_hook() [side, r].
   std::map<size_t, at::Tensor> error_dict;
   std::map<size_t, at::Tensor> q_memory_dict;
+  // Where each parameter's share of these lies, by bucket. The buckets are
+  // others after the first step, also of a resumed training, and if other
+  // parameters are trained; the memory follows its parameters then.
+  struct Share {
+    std::string parameter;
+    internal::Range error;
+    internal::Range q;
+  };
+  std::map<size_t, std::vector<Share>> shares;
+  // The memory of parameters that are in none of these buckets, by name.
+  struct Left {
+    at::Tensor error;
+    at::Tensor q;
+  };
+  std::map<std::string, Left> left;
   int64_t iter = 0;  // steps so far
   int64_t total_numel_before_compression = 0;
   int64_t total_numel_after_compression = 0;

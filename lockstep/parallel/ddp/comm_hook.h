@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -16,12 +18,14 @@ class GradBucket {
  public:
   GradBucket(size_t index, bool is_last, at::Tensor buffer,
              std::vector<at::Tensor> gradients,
-             std::vector<at::Tensor> parameters)
+             std::vector<at::Tensor> parameters,
+             std::vector<std::string> parameter_names = {})
       : index_(index),
         is_last_(is_last),
         buffer_(std::move(buffer)),
         gradients_(std::move(gradients)),
-        parameters_(std::move(parameters)) {}
+        parameters_(std::move(parameters)),
+        parameter_names_(std::move(parameter_names)) {}
 
   // Returns its place in the order in which all ranks reduce; bucket 0 is the
   // first to be ready in backward. Buckets (index, sizes and all) change after
@@ -42,6 +46,11 @@ class GradBucket {
   // shapes and, for dense parameters, their strides.
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  // Returns the names that the parameters have in the wrapper's module, by
+  // which a hook can keep something for each.
+  const std::vector<std::string>& parameter_names() const {
+    return parameter_names_;
+  }
 
  private:
   size_t index_;
@@ -49,6 +58,7 @@ class GradBucket {
   at::Tensor buffer_;
   std::vector<at::Tensor> gradients_;
   std::vector<at::Tensor> parameters_;
+  std::vector<std::string> parameter_names_;
 };
 
 // Completes with one tensor (or a list of one, as Work::getFuture() gives): the

@@ -338,6 +338,15 @@ void DdpState::apply_optimizer_in_backward(const MakeOptimizer& make) {
   });
 }
 
+std::vector<torch::optim::Optimizer*> DdpState::get_in_backward_optimizers()
+    const {
+  std::vector<torch::optim::Optimizer*> optimizers;
+  for (const auto& optimizer : optimizers_) {
+    optimizers.push_back(optimizer.get());
+  }
+  return optimizers;
+}
+
 bool DdpState::trained_differ() const {
   if (low_ && low_->is_low()) return false;  // a forward within a backward
   for (size_t i = 0; i < parameters_.size(); ++i) {

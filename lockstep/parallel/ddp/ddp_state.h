@@ -74,6 +74,7 @@ class DdpState final : public Joinable {
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
       std::vector<at::Tensor> parameters)>;
   void apply_optimizer_in_backward(const MakeOptimizer& make);
+  std::vector<torch::optim::Optimizer*> get_in_backward_optimizers() const;
 
   DDPLoggingData logging_data() const;
   void set_sample_rate(int64_t rate);

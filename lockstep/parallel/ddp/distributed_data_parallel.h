@@ -158,6 +158,12 @@ class DistributedDataParallel
       const internal::DdpState::MakeOptimizer& make) {
     state_->apply_optimizer_in_backward(make);
   }
+  // Returns these optimizers, in the order of the trained parameters, for
+  // learning rates and snapshots: they are items of TrainingState::items. They
+  // live as long as the wrapper.
+  std::vector<torch::optim::Optimizer*> get_in_backward_optimizers() const {
+    return state_->get_in_backward_optimizers();
+  }
 
   // Returns the data of this rank; times are those of the last sampled
   // iteration. Does not communicate.

@@ -63,13 +63,15 @@ class HookReduction final : public BucketReduction {
     const auto& [flat, slots] = buckets_[bucket];
     std::vector<at::Tensor> gradients;
     std::vector<at::Tensor> parameters;
+    std::vector<std::string> names;
     for (const auto& slot : slots) {
       gradients.push_back(slot.alias);
       parameters.push_back(parameters_[slot.parameter].tensor);
+      names.push_back(parameters_[slot.parameter].name);
     }
     const auto passed = std::make_shared<GradBucket>(
         bucket, bucket + 1 == buckets_.size(), flat, std::move(gradients),
-        std::move(parameters));
+        std::move(parameters), std::move(names));
     auto future = hook_(*passed);
     if (!future) {
       throw std::invalid_argument(

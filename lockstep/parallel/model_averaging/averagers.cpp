@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 
+#include "lockstep/base/state_entry.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
@@ -60,6 +61,11 @@ ProcessGroupPtr neighbours(const ProcessGroupPtr& parent, int size) {
 }
 
 }  // namespace
+
+void ModelAverager::load_state_dict(
+    const std::map<std::string, int64_t>& state) {
+  step = internal::state_entry(state, "step", "ModelAverager");
+}
 
 void ModelAverager::average_parameters(const std::vector<at::Tensor>& params) {
   std::vector<at::Tensor> with_gradient;

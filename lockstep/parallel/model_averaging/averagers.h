@@ -3,6 +3,8 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,8 +29,14 @@ class ModelAverager {
   void average_parameters(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
 
-  // Calls of average_parameters() so far. Save and restore it with snapshots.
+  // Calls of average_parameters() so far, which snapshots must have: those of a
+  // PostLocalSGDOptimizer do; otherwise give the averager to
+  // TrainingState::items.
   int64_t step = 0;
+
+  std::map<std::string, int64_t> state_dict() const { return {{"step", step}}; }
+  // Throws std::invalid_argument if there is no "step".
+  void load_state_dict(const std::map<std::string, int64_t>& state);
 
  protected:
   // Returns the group to average over in this step; nullptr: no averaging.

@@ -111,7 +111,17 @@ torch::optim::Optimizer& PostLocalSGDOptimizer::wrapped() const {
   return *optim_;
 }
 
-void PostLocalSGDOptimizer::take_loaded() {
+void PostLocalSGDOptimizer::take_loaded(std::optional<int64_t> averager_step) {
+  if (!averager_step) {
+    TORCH_WARN_ONCE(
+        "PostLocalSGDOptimizer: the state that was loaded has no step of the "
+        "averager, which counts from 0 now");
+  }
+  averager_->step = averager_step.value_or(0);
+  take_rates();
+}
+
+void PostLocalSGDOptimizer::take_rates() {
   for (size_t i = 0; i < learning_rates_.size(); ++i) {
     learning_rates_[i] = optim_->param_groups()[i].options().get_lr();
     param_groups()[i].options().set_lr(learning_rates_[i]);
@@ -132,7 +142,7 @@ void PostLocalSGDOptimizer::add_param_group(
 
 at::Tensor PostLocalSGDOptimizer::step(LossClosure closure) {
   torch::optim::Optimizer& optim = wrapped();
-  take_loaded();
+  take_rates();
   auto loss = optim.step(std::move(closure));
   averager_->average_parameters(optim.param_groups());
   return loss;
@@ -148,8 +158,8 @@ void PostLocalSGDOptimizer::load(torch::serialize::InputArchive& archive) {
   require_same_groups();
   optim_->load(archive);
   c10::IValue step;
-  averager_->step = archive.try_read(kStep, step) ? step.toInt() : 0;
-  take_loaded();
+  const bool has_step = archive.try_read(kStep, step);
+  take_loaded(has_step ? std::optional(step.toInt()) : std::nullopt);
 }
 
 }  // namespace lockstep

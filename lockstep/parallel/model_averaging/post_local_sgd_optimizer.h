@@ -2,7 +2,9 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lockstep/checkpoint/optimizer_wrapper.h"
@@ -27,8 +29,9 @@ namespace lockstep {
 //
 // Give this optimizer itself to TrainingState, state_dict() and
 // load_state_dict(), not optim(): they hold what optim() has, with the learning
-// rates of both sides. They do not hold averager().step, which you set after
-// loading. One thread at a time.
+// rates of both sides, and averager().step. A state without that step, as
+// optim() alone has it, sets it to 0, with a warning as in Python. One thread
+// at a time.
 class PostLocalSGDOptimizer final : public torch::optim::Optimizer,
                                     public internal::OptimizerWrapper {
  public:
@@ -51,17 +54,18 @@ class PostLocalSGDOptimizer final : public torch::optim::Optimizer,
   ModelAverager& averager() { return *averager_; }
 
   // Writes and reads LibTorch's archive of optim() with the averager's step
-  // added under "step". load() sets the step to 0 if the archive lacks it, as
-  // one that optim() alone has written.
+  // added under "step".
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
   // For snapshots.
   torch::optim::Optimizer& wrapped() const override;
-  void take_loaded() override;
+  int64_t averager_step() const override { return averager_->step; }
+  void take_loaded(std::optional<int64_t> averager_step) override;
 
  private:
   void require_same_groups() const;
+  void take_rates();
 
   std::shared_ptr<torch::optim::Optimizer> optim_;
   std::shared_ptr<ModelAverager> averager_;

@@ -541,8 +541,10 @@ std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
 }
 
 ShardedOptimizer::OptimizerPtr ShardedOptimizer::make_plain() const {
-  OptimizerPtr plain = make_(param_groups_);
-  // Constructors of torch::optim change options that equal their class's.
+  // Constructors change options that equal their class's, or warn of them.
+  ParamGroups groups;
+  for (const auto& group : param_groups_) groups.emplace_back(group.params());
+  OptimizerPtr plain = make_(groups);
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     plain->param_groups()[g].set_options(param_groups_[g].options().clone());
   }

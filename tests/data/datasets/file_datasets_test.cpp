@@ -156,9 +156,9 @@ TEST(CsvDataset, DoesNotTakeASampleForNames) {
   const std::string path = folder.write("f.csv", "1.5,2,0\n3,4,1\n");
   EXPECT_THAT(message_of([&] { CsvDataset data(path); }),
               HasSubstr("line 1 of \"" + path +
-                        "\" has numbers alone (\"1.5\", \"2\", \"0\"), but "
-                        "would be taken for the names of the columns; set "
-                        "`header` to false"));
+                        "\" has numbers alone in the columns that are read "
+                        "(\"1.5\", \"2\", \"0\"), but would be taken for the "
+                        "names of the columns; set `header` to false"));
   EXPECT_EQ(CsvDataset(path, {.header = false}).size(), 2u);
   EXPECT_EQ(CsvDataset(path, {.header = true}).size(), 1u);
   // What pandas writes for columns without names, and other names.
@@ -166,6 +166,37 @@ TEST(CsvDataset, DoesNotTakeASampleForNames) {
     const std::string text = std::string(names) + "\n3,4,1\n";
     EXPECT_EQ(CsvDataset(folder.write("g.csv", text)).size(), 1u) << names;
   }
+}
+
+// A text in a column that is not read, an empty field that counts as a number,
+// or a number too large for a double made a first sample names:
+// `id17,0.3,1.2,0` with its columns by number.
+TEST(CsvDataset, LooksForNamesOnlyInWhatItReads) {
+  const TemporaryFolder folder;
+  const auto refuses = [&](const char* first, const char* shown,
+                           const CsvOptions& options) {
+    const std::string path =
+        folder.write("f.csv", std::string(first) + "\n3,4,5,6\n");
+    EXPECT_THAT(message_of([&] { CsvDataset data(path, options); }),
+                HasSubstr(std::string("(") + shown + "), but would be taken"))
+        << first;
+  };
+  const auto takes = [&](const char* first, const CsvOptions& options) {
+    const std::string path =
+        folder.write("f.csv", std::string(first) + "\n3,4,5,6\n");
+    EXPECT_EQ(CsvDataset(path, options).size(), 1u) << first;
+  };
+  const CsvOptions by_number{.columns = {1, 2}, .target = {-1}};
+  refuses("id17,0.3,1.2,0", "\"0.3\", \"1.2\", \"0\"", by_number);
+  refuses("id17,0,1,2", "\"0\", \"1\", \"2\"", by_number);
+  refuses("1,,3,4", "\"1\", \"\", \"3\", \"4\"", {.missing = 0});
+  refuses("1e999,2,3,4", "\"1e999\", \"2\", \"3\", \"4\"", {});
+  takes("id,x,1,2", by_number);
+  takes("id,1,2,label", {.columns = {1, 2}, .target = {"label"}});
+  // The names that pandas writes with an index.
+  takes(",0,1,2", by_number);
+  takes(",0,1,2", {.missing = 0});
+  takes(",1,2,3", {});
 }
 
 TEST(CsvDataset, MayHaveNoRows) {
