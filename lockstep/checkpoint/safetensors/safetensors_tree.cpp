@@ -133,6 +133,7 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
 Snapshot snapshot_of(const SafetensorsTree& tree) {
   Snapshot snapshot;
   if (tree.description.empty()) {
+    snapshot = without_numbers();
     snapshot.model_state = tree.tensors;
     return snapshot;
   }

@@ -147,6 +147,10 @@ Json numbers_of(const Snapshot& snapshot) {
   return json;
 }
 
+Snapshot without_numbers() {
+  return {.absent = {"epochs_run", "step", "sampler_state", "metadata"}};
+}
+
 Json scheduler_json(const StateTree& state) {
   if (!state.as<StateTree::Dict>()) {
     throw std::invalid_argument(

@@ -34,6 +34,9 @@ inline constexpr int kSnapshotJsonDepth = 32;
 // error if one is missing or has another type.
 void take_numbers(const nlohmann::json& json, Snapshot& snapshot);
 
+// Returns what files without these members have.
+Snapshot without_numbers();
+
 // Moves tensors into `tensors`, under `prefix`, and returns the rest as JSON.
 // Numbers that are not finite are the texts "inf", "-inf" and "nan".
 nlohmann::json split_tensors(const std::map<std::string, StateValue>& values,
