@@ -74,6 +74,7 @@ int main(int argc, char** argv) {
   const auto group = lockstep::init_process_group();
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   lockstep::internal::testing::run(arguments.at(0), arguments.at(1),
-                                   arguments.at(2), std::stoll(arguments.at(3)));
+                                   arguments.at(2),
+                                   std::stoll(arguments.at(3)));
   return 0;
 }

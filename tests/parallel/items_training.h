@@ -93,7 +93,8 @@ struct Training {
   Curriculum curriculum;
   TrainingState state;
 
-  explicit Training(const std::string& log_path, OptimizerKind kind = OptimizerKind::kPlain,
+  explicit Training(const std::string& log_path,
+                    OptimizerKind kind = OptimizerKind::kPlain,
                     bool with_metric = true)
       : log(log_path, {.every_rank = true}) {
     if (kind == OptimizerKind::kPlain) {
