@@ -225,7 +225,12 @@ void FileSave::collect(const TrainingState& state,
   for (const auto& [name, item] : state.items) {
     add_optimizer(item.optimizer(), name);
     if (item.module()) add_buffers(*item.module(), name + ".");
-    if (!item.is_object() || !writes_) continue;
+    if (!item.is_object()) continue;
+    if (!writes_) {
+      // A MetricsLogger writes its rows, each rank's to a file of its own.
+      (void)item.state_dict();
+      continue;
+    }
     for (const auto& [key, tensor] : snapshot_.items.at(name).tensors) {
       buffers_.insert(name + "." + key);  // the object may change it
     }

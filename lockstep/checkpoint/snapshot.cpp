@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
@@ -116,7 +117,9 @@ void internal::check_snapshot_file(const std::string& path,
 
 void save_tensors(const std::string& path, const NamedTensors& tensors) {
   if (form_of_file(path) == internal::SnapshotForm::kSafetensors) {
-    save_snapshot_file(path, {.model_state = tensors});
+    Snapshot snapshot = internal::without_numbers();
+    snapshot.model_state = tensors;
+    save_snapshot_file(path, snapshot);
     return;
   }
   for (const auto& [name, tensor] : tensors) internal::require_utf8(name);

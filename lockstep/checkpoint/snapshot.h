@@ -87,8 +87,8 @@ struct Snapshot {
   std::map<std::string, std::string> metadata{};
   // Those of "epochs_run", "step", "sampler_state" and "metadata" that the file
   // does not have (the Python tutorial's has no `step`), or has in another form
-  // (METADATA that is not a dict of texts). Set by load_snapshot_file(); saving
-  // ignores it.
+  // (METADATA that is not a dict of texts). Set by load_snapshot_file(). Saving
+  // leaves them out, too, unless they have been set.
   std::set<std::string> absent{};
   // What else in the file was not read. Names in MODEL_STATE whose values are
   // not tensors (Python's `_extra_state`), and why `scheduler_state` is None

@@ -1,6 +1,7 @@
 // Jobs with an average of the weights, a scaler, random transforms and parts of
 // their own that get SIGKILL, twice, while they save: what they have in the end
-// are the bits of a job that was not killed.
+// are the bits of a job that was not killed. (With a file, the log of rank 1
+// lacked the rows before the snapshot.)
 #include <gmock/gmock.h>
 #include <signal.h>
 

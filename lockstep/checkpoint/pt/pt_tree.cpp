@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "lockstep/checkpoint/pt/pickle_reader.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/tensor_memory.h"
 
@@ -326,8 +327,11 @@ PickleValue tree_of(const Snapshot& snapshot) {
   Dict root;
   FileForms forms;
   root.set("MODEL_STATE", tree_of(snapshot.model_state, forms));
-  root.set("EPOCHS_RUN", {snapshot.epochs_run});
-  root.set("STEP", {snapshot.step});
+  const auto absent = still_absent(snapshot);
+  if (!absent.contains("epochs_run")) {
+    root.set("EPOCHS_RUN", {snapshot.epochs_run});
+  }
+  if (!absent.contains("step")) root.set("STEP", {snapshot.step});
   if (snapshot.optimizer_state) {
     root.set("OPTIMIZER_STATE", {dict_of(*snapshot.optimizer_state)});
   }
@@ -339,7 +343,9 @@ PickleValue tree_of(const Snapshot& snapshot) {
   for (const auto& [name, value] : snapshot.sampler_state) {
     sampler.set(name, {value});
   }
-  root.set("SAMPLER_STATE", {std::move(sampler)});
+  if (!absent.contains("sampler_state")) {
+    root.set("SAMPLER_STATE", {std::move(sampler)});
+  }
   List generators;
   for (const at::Tensor& state : snapshot.generator_states) {
     generators.push_back({file_form(state)});
@@ -349,7 +355,9 @@ PickleValue tree_of(const Snapshot& snapshot) {
   for (const auto& [name, value] : snapshot.metadata) {
     metadata.set(name, {value});
   }
-  root.set("METADATA", {std::move(metadata)});
+  if (!absent.contains("metadata")) {
+    root.set("METADATA", {std::move(metadata)});
+  }
   if (!snapshot.items.empty()) {
     Dict items;
     for (const auto& [name, item] : snapshot.items) {
