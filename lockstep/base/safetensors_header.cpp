@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 constexpr int kDepth = 4;
 constexpr size_t kMostDimensions = 64;
 
-constexpr std::array<SafetensorsDtype, 18> kDtypes{{
+constexpr std::array<SafetensorsDtype, 19> kDtypes{{
     {"F64", "Double", 8},
     {"F32", "Float", 4},
     {"F16", "Half", 2},
@@ -27,6 +27,7 @@ constexpr std::array<SafetensorsDtype, 18> kDtypes{{
     {"F8_E4M3", "Float8_e4m3fn", 1},
     {"F8_E5M2FNUZ", "Float8_e5m2fnuz", 1},
     {"F8_E4M3FNUZ", "Float8_e4m3fnuz", 1},
+    {"F8_E8M0", "Float8_e8m0fnu", 1},
     {"I64", "Long", 8},
     {"I32", "Int", 4},
     {"I16", "Short", 2},

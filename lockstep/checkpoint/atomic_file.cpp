@@ -140,11 +140,14 @@ void AtomicFile::open_aside() {
       if (errno == EEXIST) continue;
       fail("a file cannot be made in \"" + directory_ + "\"");
     }
-    // If the file system has no locks, files that killed processes left behind
-    // stay; nothing else is lost.
-    (void)::flock(fd_.get(), LOCK_EX | LOCK_NB);
-    // Between open() and flock() another process may have found the file
-    // unlocked and removed it; then it has no link, and a new one is made.
+    // Between open() and flock() another job's save may take the file for left
+    // over; then a new one is made. That save may have the lock, and is about
+    // to remove the file, or have removed it already. If the file system has no
+    // locks, files that killed processes left behind stay; nothing else is
+    // lost.
+    if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      continue;
+    }
     struct stat status {};
     if (::fstat(fd_.get(), &status) == 0 && status.st_nlink > 0) return;
   }

@@ -25,6 +25,11 @@ namespace lockstep::internal {
 // wraps.
 inline constexpr std::string_view kWrapperPrefix = "module.";
 
+// Returns what load_tensors() returns and, with undefined tensors, the names of
+// what it leaves out.
+NamedTensors load_state_dict_file(const std::string& path,
+                                  const std::string& key);
+
 // What load_state_dict() of a module does.
 struct ModuleLoad {
   // {tensor of the state, tensor of the module}, in the module's order
@@ -33,8 +38,10 @@ struct ModuleLoad {
 };
 
 // Throws what load_state_dict() would throw, and changes nothing. Looks only at
-// shapes and dtypes: the tensors of `state` may be without memory. The tensor
-// of a copy is the whole one if that of the module is a part by its layout.
+// shapes and dtypes: the tensors of `state` may be without memory. An undefined
+// one stands for a value that is not a tensor, which no module here has. The
+// tensor of a copy is the whole one if that of the module is a part by its
+// layout.
 ModuleLoad check_state_dict(const torch::nn::Module& module,
                             const NamedTensors& state,
                             const LoadStateDictOptions& options = {});

@@ -104,6 +104,10 @@ Snapshot snapshot_of_training(const TrainingState& state, bool objects) {
   return snapshot;
 }
 
+std::string dtype_and_shape(const at::Tensor& tensor) {
+  return c10::str(tensor.scalar_type(), tensor.sizes());
+}
+
 // Returns "model", "optimizer" or the item of a tensor.
 std::string set_of(const std::string& name) {
   return name.substr(0, name.find('.'));
@@ -131,6 +135,49 @@ void check_for_file(const std::string& path, const TrainingState& state,
   check_snapshot_file(path, snapshot);
 }
 
+nlohmann::json file_claims_of(const TrainingState& state) {
+  if (!state.model) return {};
+  require_item_names(state);
+  nlohmann::json tensors = nlohmann::json::object();
+  const auto add = [&](const torch::nn::Module& module,
+                       const std::string& prefix) {
+    for (const ModuleTensor& one : tensors_of(module)) {
+      if (!one.is_parameter) continue;
+      const std::string name = prefix + one.name;
+      require_utf8(name);
+      tensors[name] = dtype_and_shape(one.tensor);
+    }
+  };
+  add(*state.model, kModelPrefix);
+  for (const auto& [name, item] : state.items) {
+    if (item.module()) add(*item.module(), name + ".");
+  }
+  return {{"kinds", kinds_of_items(state)}, {"tensors", std::move(tensors)}};
+}
+
+void require_same_in_file(const std::vector<nlohmann::json>& claims) {
+  std::vector<nlohmann::json> kinds;
+  std::map<std::string, std::pair<std::string, size_t>> known;  // and the rank
+  for (size_t rank = 0; rank < claims.size(); ++rank) {
+    if (claims[rank].is_null()) {
+      kinds.emplace_back();
+      continue;
+    }
+    kinds.push_back(claims[rank].at("kinds"));
+    for (const auto& [name, own] : claims[rank].at("tensors").items()) {
+      const auto& [shape, first] =
+          known.try_emplace(name, own.get<std::string>(), rank).first->second;
+      if (shape == own) continue;
+      throw std::invalid_argument("rank " + std::to_string(rank) +
+                                  " has the tensor \"" + name + "\" as " +
+                                  own.get<std::string>() + ", and rank " +
+                                  std::to_string(first) + " as " + shape +
+                                  "; all ranks must save the same model");
+    }
+  }
+  require_same_items(kinds);
+}
+
 FileSave::FileSave(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options, const Ranks& ranks)
     : path_(path), writes_(ranks.rank() == 0), compares_(ranks.size() > 1) {
@@ -139,12 +186,17 @@ FileSave::FileSave(const std::string& path, const TrainingState& state,
   try {
     // The other ranks' parts are only compared, and may be missing.
     if (writes_ || state.model) collect(state, options, ranks.size());
+    mine["claims"] = file_claims_of(state);
   } catch (...) {
     failure_ = std::current_exception();
     mine[kFailed] = RankFailure(failure_).text();
   }
   snapshot_.generator_states = generators;
-  throw_if_any_failed(path_, ranks.gather_objects(mine), failure_);
+  const auto all = ranks.gather_objects(mine);
+  throw_if_any_failed(path_, all, failure_);
+  std::vector<nlohmann::json> claims;
+  for (const auto& rank : all) claims.push_back(rank.at("claims"));
+  require_same_in_file(claims);
 }
 
 void FileSave::collect(const TrainingState& state,
@@ -173,7 +225,12 @@ void FileSave::collect(const TrainingState& state,
   for (const auto& [name, item] : state.items) {
     add_optimizer(item.optimizer(), name);
     if (item.module()) add_buffers(*item.module(), name + ".");
-    if (!item.is_object() || !writes_) continue;
+    if (!item.is_object()) continue;
+    if (!writes_) {
+      // A MetricsLogger writes its rows, each rank's to a file of its own.
+      (void)item.state_dict();
+      continue;
+    }
     for (const auto& [key, tensor] : snapshot_.items.at(name).tensors) {
       buffers_.insert(name + "." + key);  // the object may change it
     }
@@ -254,7 +311,7 @@ ReplicaChecksums FileSave::checksums_of_replicas() {
   ReplicaChecksums all;
   for (const TensorToWrite& entry : replicas()) {
     std::string& text = all[set_of(entry.name)][entry.name];
-    text = c10::str(entry.tensor->scalar_type(), entry.tensor->sizes());
+    text = dtype_and_shape(*entry.tensor);
     for (const uint64_t sum : checksums_.at(entry.name)) text += hex_of(sum);
   }
   return all;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <set>
 #include <string>
 #include <vector>
@@ -53,6 +54,16 @@ class FileSave final : public Save {
 // step, or what `options` ask for. Not collective.
 void check_for_file(const std::string& path, const TrainingState& state,
                     const SnapshotOptions& options, size_t ranks);
+
+// Returns what this rank has of such a training, null if it has no model: the
+// kinds of the items, and dtype and shape of each parameter. Throws
+// std::invalid_argument for names of items. Not collective.
+nlohmann::json file_claims_of(const TrainingState& state);
+
+// Throws std::invalid_argument, the same on all ranks, if the ranks have other
+// items, or parameters of other shapes. `claims`: those of all ranks, in rank
+// order.
+void require_same_in_file(const std::vector<nlohmann::json>& claims);
 
 // Throws what save_snapshot_file() throws for names and dtypes that the format
 // cannot hold. Writes nothing, and reads no elements.

@@ -68,7 +68,7 @@ IncompatibleKeys load_model(const std::string& path, torch::nn::Module& module,
                                 "\", only tensors; load them without a key");
   }
   NamedTensors tensors;
-  if (!files) tensors = load_tensors(path, options.key);
+  if (!files) tensors = internal::load_state_dict_file(path, options.key);
   try {
     if (files) return internal::load_weights(*files, module, options);
     tensors = options.rename.apply(std::move(tensors));

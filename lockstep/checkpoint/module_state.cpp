@@ -149,7 +149,8 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
                             const LoadStateDictOptions& options) {
   const std::vector<ModuleTensor> own = tensors_of(module);
   const NamedTensors named = without_wrapper(state, own);
-  const std::map<std::string, at::Tensor> given(named.begin(), named.end());
+  std::map<std::string, at::Tensor> given(named.begin(), named.end());
+  std::erase_if(given, [](const auto& item) { return !item.second.defined(); });
   std::set<std::string> expected;
   ModuleLoad made;
   std::vector<std::string> different;
@@ -178,7 +179,7 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
     }
   }
   for (const auto& [name, tensor] : named) {
-    if (!expected.contains(name)) {
+    if (!expected.contains(name) || !tensor.defined()) {
       made.incompatible.unexpected_keys.push_back(name);
     }
   }

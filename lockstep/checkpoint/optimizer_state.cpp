@@ -4,6 +4,7 @@
 #include <c10/util/Type.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <set>
@@ -15,6 +16,7 @@
 #include <unordered_map>
 
 #include "lockstep/base/maximize_option.h"
+#include "lockstep/base/scheduler_values.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/checkpoint/optimizer_wrapper.h"
@@ -75,12 +77,19 @@ double number(const StateValue& value, const std::string& kind,
   refuse(kind, name + " is not a number");
 }
 
+// Options of Python that choose an implementation, and change no result.
+constexpr std::array<std::string_view, 3> kImplementationOptions{
+    "foreach", "fused", "capturable"};
+
 struct RestoreOptions {
   const Values& values;
   std::string kind;
   bool maximize;
+  std::set<std::string> known{kImplementationOptions.begin(),
+                              kImplementationOptions.end()};
 
   const StateValue& need(const char* name) {
+    known.insert(name);
     const auto found = values.find(name);
     if (found == values.end()) {
       refuse(kind, std::string(name) +
@@ -102,6 +111,7 @@ struct RestoreOptions {
     value = {list->front(), list->back()};
   }
   void fixed(const char* name, bool value) {
+    known.insert(name);
     const auto found = values.find(name);
     if (found == values.end() ||
         std::holds_alternative<std::monostate>(found->second)) {
@@ -119,6 +129,16 @@ struct RestoreOptions {
   }
   void ignored(const char*) {}
   void ignored(const char*, bool) {}
+  void check_surplus() const {
+    for (const auto& [name, value] : values) {
+      if (known.contains(name) || internal::is_scheduler_value(name) ||
+          std::holds_alternative<std::monostate>(value)) {
+        continue;
+      }
+      refuse(kind, "it was saved with the option " + name +
+                       ", which this kind of optimizer does not have");
+    }
+  }
 };
 
 struct RestoreState {
@@ -224,6 +244,7 @@ Kind kind() {
     auto options = std::make_unique<Options>(Fields::options());
     RestoreOptions restore{values, Fields::kName, maximize};
     Fields::visit_options(*options, restore);
+    restore.check_surplus();
     return options;
   };
   result.state = [](const Values& values, const OptimizerOptions& options,
@@ -466,6 +487,9 @@ void require_names(const OptimizerState& state) {
 OptimizerState ordered_state(const Snapshot& snapshot, const ModuleLoad& load,
                              const Optimizer& optimizer,
                              const torch::nn::Module& module) {
+  if (!snapshot.optimizer_state->unreadable.empty()) {
+    return *snapshot.optimizer_state;  // OptimizerLoad says why it is refused
+  }
   if (has_names(*snapshot.optimizer_state)) {
     return in_order_of(optimizer, *snapshot.optimizer_state,
                        ParameterNames(module));
@@ -508,6 +532,7 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
                             " parameters, the optimizer's has " +
                             std::to_string(params.size()));
     }
+    if (!saved.unreadable.empty()) refuse(kind.name, saved.unreadable);
     prepared_->options.push_back(
         kind.options(saved.options, maximizes(optimizer_)));
     for (size_t p = 0; p < params.size(); ++p) {

@@ -61,7 +61,7 @@ class Ranks::StoreTexts {
 
 Ranks Ranks::through_store() const {
   Ranks other = *this;
-  if (size() > 1 && !imagines_peers(*group_)) {
+  if (size() > 1 && !are_imagined()) {
     // Rank 0's number tells this exchange from others of the group.
     const auto number = c10::detail::getNonDeterministicRandom();
     other.store_ =
@@ -82,6 +82,10 @@ size_t Ranks::rank() const {
 
 size_t Ranks::size() const {
   return group_ ? static_cast<size_t>(group_->size()) : 1;
+}
+
+bool Ranks::are_imagined() const {
+  return size() > 1 && imagines_peers(*group_);
 }
 
 std::vector<at::Tensor> Ranks::gather(const at::Tensor& mine) const {

@@ -15,8 +15,8 @@
 namespace lockstep::internal {
 
 // The ranks that save or load a snapshot together; this process alone if there
-// is no group. All functions but rank(), size(), begin_save() and to_first()
-// are collective.
+// is no group. All functions but rank(), size(), are_imagined(), begin_save()
+// and to_first() are collective.
 class Ranks {
  public:
   // Null: the default group, if there is one.
@@ -38,6 +38,9 @@ class Ranks {
 
   size_t rank() const;
   size_t size() const;
+  // Whether the other ranks do not exist (a dry run). Each tells what this rank
+  // tells.
+  bool are_imagined() const;
 
   // Returns every rank's `mine`, by rank; shape and dtype must be equal on all
   // ranks.

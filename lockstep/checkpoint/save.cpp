@@ -13,25 +13,34 @@ void require_savable(const std::string& path, const TrainingState& state,
                      const SnapshotOptions& options, const Ranks& ranks) {
   const bool folder = names_folder(path, ranks);
   std::exception_ptr failure;
+  nlohmann::json mine = nlohmann::json::object();
   try {
     if (folder) {
-      check_for_folder(state, options);
-    } else if (ranks.rank() == 0) {  // which saves
-      check_for_file(path, state, options, ranks.size());
+      mine["claims"] = claims_before_training(state, options);
+    } else {
+      // The first rank saves.
+      if (ranks.rank() == 0) {
+        check_for_file(path, state, options, ranks.size());
+      }
+      mine["claims"] = file_claims_of(state);
     }
   } catch (...) {
     failure = std::current_exception();
+    mine[kFailed] = RankFailure(failure).text();
   }
-  const auto all =
-      ranks.gather_objects(failure ? RankFailure(failure).text() : "");
+  const auto all = ranks.gather_objects(mine);
   if (failure) std::rethrow_exception(failure);
+  std::vector<nlohmann::json> claims;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (const auto other =
-            RankFailure::from_text(all[rank].get<std::string>())) {
-      other->throw_for(path,
-                       "cannot be saved: " + list_of_ranks({rank}) + ": ");
+    if (all[rank].contains(kFailed)) {
+      RankFailure::from_text(all[rank].at(kFailed).get<std::string>())
+          ->throw_for(path, "cannot be saved: " + list_of_ranks({rank}) + ": ");
     }
+    claims.push_back(all[rank].at("claims"));
   }
+  // Parts of imagined ranks are no whole.
+  if (ranks.are_imagined()) return;
+  folder ? require_same_training(claims) : require_same_in_file(claims);
 }
 
 std::unique_ptr<Save> begin_save(const std::string& path,

@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/base/scheduler_values.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -32,17 +34,26 @@ void set_scheduler_state(Snapshot& snapshot, StateTree state) {
           "; give the optimizer that the scheduler was made for, or an "
           "unsharded one with the same groups");
     }
+    StateTree::List others;  // which would be options that no optimizer has
+    bool has_others = false;
     for (size_t g = 0; g < stored.size(); ++g) {
+      StateTree::Dict other;
       const auto* values = (*groups)[g].as<StateTree::Dict>();
-      if (!values) continue;
-      for (const auto& [name, value] : values->items) {
-        if (const auto* number = value.as<double>()) {
+      for (size_t i = 0; values && i < values->items.size(); ++i) {
+        const auto& [name, value] = values->items[i];
+        const auto* number = value.as<double>();
+        if (number && is_scheduler_value(name)) {
           stored[g].options.try_emplace(name, *number);
+        } else {
+          other.set(name, value);
+          has_others = true;
         }
       }
+      others.emplace_back(std::move(other));
     }
+    dict->erase(kParamGroups);
+    if (has_others) dict->set(kParamGroups, std::move(others));
   }
-  if (dict) dict->erase(kParamGroups);
   snapshot.scheduler_state = std::move(state);
 }
 
@@ -50,9 +61,16 @@ StateTree scheduler_state_of(const Snapshot& snapshot) {
   StateTree state = *snapshot.scheduler_state;
   auto* dict = std::get_if<StateTree::Dict>(&state.value);
   if (!dict || !snapshot.optimizer_state) return state;
+  const StateTree* found = dict->find(kParamGroups);
+  const auto* others = found ? found->as<StateTree::List>() : nullptr;
   StateTree::List groups;
   for (const auto& group : snapshot.optimizer_state->param_groups) {
     StateTree::Dict values;
+    const size_t g = groups.size();
+    const auto* other = others && g < others->size()
+                            ? (*others)[g].as<StateTree::Dict>()
+                            : nullptr;
+    if (other) values = *other;
     for (const auto& [name, value] : group.options) {
       if (const auto* number = std::get_if<double>(&value)) {
         values.set(name, *number);

@@ -7,7 +7,8 @@
 // The numbers that a learning-rate scheduler keeps for each parameter group: in
 // memory they are `param_groups` of the scheduler's state
 // (resumable_scheduler.h), in a snapshot they are where Python has them, among
-// the options of the optimizer's groups.
+// the options of the optimizer's groups. Those that Python does not have stay
+// in the scheduler's state.
 namespace lockstep::internal {
 
 // Throws std::invalid_argument if there is a scheduler without an optimizer.

@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
@@ -27,6 +28,26 @@ internal::SnapshotForm form_of_file(const std::string& path) {
       "\"" + path +
       "\" is the name of a folder, which only save_snapshot() and "
       "SnapshotSaver write; name a file: .pt, .pth or .safetensors");
+}
+
+// Throws if something of the snapshot's file would be lost.
+void require_whole(const Snapshot& snapshot) {
+  const auto refuse = [](const std::string& part, const std::string& why) {
+    if (why.empty()) return;
+    throw std::invalid_argument("the " + part + " was not read whole: " + why);
+  };
+  if (!snapshot.not_tensors.empty()) {
+    refuse("model's state", snapshot.not_tensors.front() +
+                                " is not a tensor; clear "
+                                "Snapshot::not_tensors to leave it "
+                                "out");
+  }
+  refuse("scheduler's state", snapshot.scheduler_unreadable);
+  if (!snapshot.optimizer_state) return;
+  refuse("optimizer's state", snapshot.optimizer_state->unreadable);
+  for (const auto& group : snapshot.optimizer_state->param_groups) {
+    refuse("optimizer's state", group.unreadable);
+  }
 }
 
 void require_utf8_names(const Snapshot& snapshot) {
@@ -54,11 +75,7 @@ void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
 std::unique_ptr<internal::AtomicFile> internal::write_snapshot_file(
     const std::string& path, const Snapshot& snapshot) {
   const SnapshotForm form = form_of_file(path);
-  if (snapshot.optimizer_state &&
-      !snapshot.optimizer_state->unreadable.empty()) {
-    throw std::invalid_argument("the optimizer's state was not read whole: " +
-                                snapshot.optimizer_state->unreadable);
-  }
+  require_whole(snapshot);
   require_utf8_names(snapshot);
   auto file = std::make_unique<AtomicFile>(path);
   if (form == SnapshotForm::kPt) {
@@ -100,7 +117,9 @@ void internal::check_snapshot_file(const std::string& path,
 
 void save_tensors(const std::string& path, const NamedTensors& tensors) {
   if (form_of_file(path) == internal::SnapshotForm::kSafetensors) {
-    save_snapshot_file(path, {.model_state = tensors});
+    Snapshot snapshot = internal::without_numbers();
+    snapshot.model_state = tensors;
+    save_snapshot_file(path, snapshot);
     return;
   }
   for (const auto& [name, tensor] : tensors) internal::require_utf8(name);
@@ -127,6 +146,14 @@ void verify_snapshot(const std::string& path) {
 }
 
 NamedTensors load_tensors(const std::string& path, const std::string& key) {
+  NamedTensors tensors = internal::load_state_dict_file(path, key);
+  std::erase_if(tensors,
+                [](const auto& item) { return !item.second.defined(); });
+  return tensors;
+}
+
+NamedTensors internal::load_state_dict_file(const std::string& path,
+                                            const std::string& key) {
   if (key.empty()) {
     if (const auto files = internal::open_weights(path)) {
       return internal::read_weights(*files);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -37,14 +38,18 @@ struct OptimizerState {
     // Their names in the module, in the order of `params`; "" for one that is
     // not the module's. Empty if only numbers are known.
     std::vector<std::string> param_names{};
+    // Names, in one line, the first of `options` that StateValue cannot hold (a
+    // text, a dict). If it is not empty, loading these options is refused, and
+    // so is saving.
+    std::string unreadable{};
   };
   std::map<int64_t, std::map<std::string, StateValue>> state{};
   std::vector<Group> param_groups{};
   // A PostLocalSGDOptimizer's averager().step, which Python has under "step".
   std::optional<int64_t> averager_step{};
-  // Names, in one line, the values of `state` that StateValue cannot hold
-  // (LBFGS's lists). If it is not empty, load_state_dict() and saving refuse
-  // the state.
+  // Says, in one line, what of the state was not read: a value that StateValue
+  // cannot hold (LBFGS's lists), or all of it, if it is not as above. If it is
+  // not empty, load_state_dict() and saving refuse the state.
   std::string unreadable{};
 };
 
@@ -82,6 +87,16 @@ struct Snapshot {
   std::vector<at::Tensor> generator_states{};
   // For the caller's use; UTF-8.
   std::map<std::string, std::string> metadata{};
+  // Those of "epochs_run", "step", "sampler_state" and "metadata" that the file
+  // does not have (the Python tutorial's has no `step`), or has in another form
+  // (METADATA that is not a dict of texts). Set by load_snapshot_file(). Saving
+  // leaves them out, too, unless they have been set.
+  std::set<std::string> absent{};
+  // What else in the file was not read. Names in MODEL_STATE whose values are
+  // not tensors (Python's `_extra_state`), and why `scheduler_state` is None
+  // although the file has one. Saving refuses a snapshot that has either.
+  std::vector<std::string> not_tensors{};
+  std::string scheduler_unreadable{};
   // The state of each item of the training, by name. That of an optimizer is as
   // Python's get_optimizer_state_dict() returns it: `param_groups` whose
   // `params` are names, and tensors such as "state.0.weight.exp_avg". If each
@@ -131,8 +146,9 @@ void verify_snapshot(const std::string& path);
 
 // Returns only the tensors: those under `key` in the dict that torch.save
 // wrote, such as "model" of {"model": ..., "epoch": 3}; without a key the model
-// of load_snapshot_file(). Throws the same errors, and std::invalid_argument if
-// the file has no such entry or if the entry is not a state_dict.
+// of load_snapshot_file(). A module's `_extra_state`, which need not be a
+// tensor, is left out then. Throws the same errors, and std::invalid_argument
+// if the file has no such entry or if the entry is not a state_dict.
 NamedTensors load_tensors(const std::string& path, const std::string& key = {});
 
 }  // namespace lockstep

@@ -92,8 +92,8 @@ std::function<void()> prepare_numbered_state(torch::optim::Optimizer& optimizer,
 // What is given by reference must outlive the item. An object's state is that
 // of the first rank, unless per_rank() says otherwise or the object's type has
 // a static member `state_is_per_rank` that is true, as metrics have. Its
-// state_dict() is also called before the training, by load_snapshot() and
-// SnapshotSaver, to see whether the snapshot can hold it.
+// state_dict() is called on all ranks, and also before the training, by
+// load_snapshot() and SnapshotSaver, to see whether the snapshot can hold it.
 //
 // load_state_dict() of your own should throw std::invalid_argument for a state
 // that does not fit. It is called after all checks of the other parts, so if it

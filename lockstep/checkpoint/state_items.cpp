@@ -2,7 +2,9 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 #include <string_view>
@@ -224,6 +226,40 @@ void require_item_names(const TrainingState& state) {
   }
 }
 
+nlohmann::json kinds_of_items(const TrainingState& state) {
+  nlohmann::json kinds = nlohmann::json::object();
+  for (const auto& [name, item] : state.items) {
+    kinds[name] = item.module()        ? "a module"
+                  : item.optimizer()   ? kOptimizerKind
+                  : item.is_per_rank() ? "an object of each rank"
+                                       : "an object";
+  }
+  return kinds;
+}
+
+void require_same_items(const std::vector<nlohmann::json>& all) {
+  const auto first = std::ranges::find_if(
+      all, [](const auto& kinds) { return !kinds.is_null(); });
+  const auto first_rank = static_cast<size_t>(first - all.begin());
+  for (size_t rank = first_rank + 1; rank < all.size(); ++rank) {
+    if (all[rank].is_null()) continue;
+    for (const auto& [has, lacks] :
+         {std::pair(first_rank, rank), {rank, first_rank}}) {
+      for (const auto& [name, kind] : all[has].items()) {
+        const auto found = all[lacks].find(name);
+        if (found != all[lacks].end() && *found == kind) continue;
+        throw std::invalid_argument(
+            "the item \"" + name + "\" is " + kind.get<std::string>() +
+            " on rank " + std::to_string(has) + ", and rank " +
+            std::to_string(lacks) +
+            (found == all[lacks].end() ? " does not have it"
+                                       : " has " + found->get<std::string>()) +
+            "; give TrainingState::items of all ranks the same items");
+      }
+    }
+  }
+}
+
 const torch::nn::Module& module_of_optimizer(
     const TrainingState& state, const std::string& item,
     const OptimizerShards::State& own) {
@@ -317,6 +353,22 @@ std::map<std::string, ItemState> items_for_file(const TrainingState& state,
     }
   }
   return items;
+}
+
+void restore_numbers(const Snapshot& saved, TrainingState& state,
+                     std::vector<std::string>& not_restored) {
+  const auto restore = [&](const char* name, const auto& from, auto& to,
+                           bool is_used) {
+    if (!saved.absent.contains(name)) {
+      to = from;
+    } else if (is_used) {
+      not_restored.emplace_back(name);
+    }
+  };
+  restore("epochs_run", saved.epochs_run, state.epochs_run, true);
+  restore("step", saved.step, state.step, true);
+  restore("sampler_state", saved.sampler_state, state.sampler_state, true);
+  restore("metadata", saved.metadata, state.metadata, !state.metadata.empty());
 }
 
 std::function<void()> prepare_item(const TrainingState& state,

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,16 @@ namespace lockstep::internal {
 
 // Throws std::invalid_argument for an item whose name a snapshot cannot have.
 void require_item_names(const TrainingState& state);
+
+inline constexpr const char* kOptimizerKind = "an optimizer";
+
+// Returns the kinds of the items ("a module"), by name.
+nlohmann::json kinds_of_items(const TrainingState& state);
+
+// Throws std::invalid_argument unless all ranks have items of the same names
+// and kinds. `all`: the kinds_of_items() of all ranks, in rank order; null for
+// a rank that takes no part.
+void require_same_items(const std::vector<nlohmann::json>& all);
 
 // Returns TrainingState::model or the module of an item, whichever has all of
 // the optimizer's parameters. Throws std::invalid_argument if none has.
@@ -39,6 +50,11 @@ std::optional<int64_t> averager_step_of(const StateTree& values);
 // without `objects`, only of those that are modules and optimizers.
 std::map<std::string, ItemState> items_for_file(const TrainingState& state,
                                                 bool objects);
+
+// Sets the numbers of `state` to those that were saved. Adds the names of those
+// that the file lacks, which stay as they are, to `not_restored`.
+void restore_numbers(const Snapshot& saved, TrainingState& state,
+                     std::vector<std::string>& not_restored);
 
 // Makes every check for restoring an item from a file, and returns what
 // restores it. Throws std::invalid_argument.

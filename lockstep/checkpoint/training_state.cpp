@@ -3,8 +3,8 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include <cstring>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -41,6 +41,7 @@ struct Loaded {
   std::function<void()> scheduler;
   std::vector<std::function<void()>> items;
   std::optional<at::Tensor> generator;
+  nlohmann::json claims;  // null unless the training will save
   std::exception_ptr failure;
 };
 
@@ -53,6 +54,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
     if (will_save) {
       internal::check_for_file(path, state, {}, ranks.size());
       internal::require_loadable(state);
+      loaded.claims = internal::file_claims_of(state);
     }
     internal::require_optimizer(state);
     try {
@@ -66,13 +68,23 @@ Loaded prepare(const std::string& path, const TrainingState& state,
       throw std::invalid_argument("TrainingState.model is not set");
     }
     try {
-      const auto load =
-          internal::check_state_dict(*state.model, loaded.snapshot.model_state);
+      NamedTensors model = loaded.snapshot.model_state;
+      for (const std::string& name : loaded.snapshot.not_tensors) {
+        model.emplace_back(name, at::Tensor());
+      }
+      const auto load = internal::check_state_dict(*state.model, model);
       if (state.optimizer && loaded.snapshot.optimizer_state) {
         loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
             *state.optimizer,
             internal::ordered_state(loaded.snapshot, load, *state.optimizer,
                                     *state.model));
+      }
+      if (state.scheduler && !loaded.snapshot.scheduler_unreadable.empty()) {
+        throw std::invalid_argument(
+            "the snapshot's scheduler state is not read: " +
+            loaded.snapshot.scheduler_unreadable +
+            "; start without TrainingState.scheduler, or save the snapshot "
+            "without it");
       }
       if (state.scheduler && loaded.snapshot.scheduler_state) {
         loaded.scheduler = state.scheduler->prepare_load(
@@ -98,25 +110,27 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   return loaded;
 }
 
-// Throws on every rank unless all ranks have the same file, or none has one.
+// Throws on every rank unless all ranks have the same file, or none has one,
+// and can save together.
 void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
-  int64_t digest = 0;
-  std::memcpy(&digest, &mine.snapshot.digest, sizeof digest);
-  const auto all = ranks.gather(
-      at::tensor({static_cast<int64_t>(mine.outcome), digest}, at::kLong));
+  const auto all = ranks.gather_objects({{"outcome", mine.outcome},
+                                         {"digest", mine.snapshot.digest},
+                                         {"claims", mine.claims}});
+  std::vector<nlohmann::json> claims;
   std::vector<size_t> failed;
   std::vector<size_t> missing;
   std::vector<size_t> ready;
   std::vector<size_t> different;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const auto* pair = all[rank].const_data_ptr<int64_t>();
-    auto& list = pair[0] == Loaded::kFailed    ? failed
-                 : pair[0] == Loaded::kMissing ? missing
+    const auto outcome = all[rank].at("outcome").get<Loaded::Outcome>();
+    auto& list = outcome == Loaded::kFailed    ? failed
+                 : outcome == Loaded::kMissing ? missing
                                                : ready;
     list.push_back(rank);
-    if (pair[1] != all[0].const_data_ptr<int64_t>()[1]) {
+    if (all[rank].at("digest") != all[0].at("digest")) {
       different.push_back(rank);
     }
+    claims.push_back(all[rank].at("claims"));
   }
   if (!failed.empty()) {
     const std::string words =
@@ -127,6 +141,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
                             internal::list_of_ranks(failed) + ": " + words,
                         "");
   }
+  internal::require_same_in_file(claims);
   const std::string advice =
       "copy one file to the hosts of all ranks, or name a path that they share";
   if (!missing.empty() && !ready.empty()) {
@@ -144,10 +159,11 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
   }
 }
 
-// Collective if there are items. Throws on every rank if one fails.
+// Collective if the file, which is the same on all ranks, has items. Throws on
+// every rank if one fails.
 void load_items(const std::string& path, const Loaded& loaded,
                 const Ranks& ranks) {
-  if (loaded.items.empty()) return;
+  if (loaded.snapshot.items.empty()) return;
   std::exception_ptr failure;
   try {
     for (const auto& load : loaded.items) load();
@@ -172,7 +188,9 @@ LoadedSnapshot parts_of(const TrainingState& state, const Loaded& loaded) {
   };
   const Snapshot& snapshot = loaded.snapshot;
   note("optimizer", state.optimizer, snapshot.optimizer_state.has_value());
-  note("scheduler", state.scheduler, snapshot.scheduler_state.has_value());
+  note("scheduler", state.scheduler,
+       snapshot.scheduler_state.has_value() ||
+           !snapshot.scheduler_unreadable.empty());
   note("generator", true, loaded.generator.has_value());
   for (const auto& [name, item] : state.items) {
     note(name, true, snapshot.items.contains(name));
@@ -241,11 +259,8 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   if (loaded.scheduler) loaded.scheduler();
   load_items(path, loaded, ranks);
   if (loaded.generator) internal::set_generator_state(*loaded.generator);
-  state.epochs_run = loaded.snapshot.epochs_run;
-  state.step = loaded.snapshot.step;
-  state.sampler_state = loaded.snapshot.sampler_state;
-  state.metadata = loaded.snapshot.metadata;
   LoadedSnapshot parts = parts_of(state, loaded);
+  internal::restore_numbers(loaded.snapshot, state, parts.not_restored);
   parts.path = path;
   if (warns) warn_of_parts(parts);
   return parts;

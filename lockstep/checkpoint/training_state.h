@@ -99,7 +99,9 @@ struct LoadSnapshotOptions {
   // refuse is an error now, not at the first save: a folder that is missing or
   // that rank 0 cannot write to, one that is itself a snapshot or holds weights
   // and no snapshots; an optimizer that snapshots cannot hold, a name or dtype
-  // that the format lacks. A folder of snapshots is made. Set it to false for a
+  // that the format lacks; ranks that have other items, shapes or optimizers
+  // than the others and cannot save together (in a file, only items and shapes
+  // are compared). A folder of snapshots is made. Set it to false for a
   // run that only reads. Default: true.
   bool will_save{true};
 
@@ -124,9 +126,11 @@ struct LoadedSnapshot {
   std::vector<std::string> skipped{};
   // What was restored: "model", "optimizer", "scheduler", "generator", and
   // names of items; what the run has and the snapshot lacks, which kept its
-  // values; and what the snapshot has and the run lacks. If the run will save,
-  // rank 0 also warns (TORCH_WARN) of the last two, because such a run does not
-  // go on as it would have, or because its next snapshot lacks a part.
+  // values: also "epochs_run", "step", "sampler_state" and, if the run has
+  // some, "metadata", which files of Lockstep have, and those of other programs
+  // may lack; and what the snapshot has and the run lacks. If the run will
+  // save, rank 0 also warns (TORCH_WARN) of the last two, because such a run
+  // does not go on as it would have, or because its next snapshot lacks a part.
   std::vector<std::string> restored{};
   std::vector<std::string> not_restored{};
   std::vector<std::string> not_used{};
@@ -141,7 +145,7 @@ struct LoadedSnapshot {
 // numbers are those of the first rank; the state of the default CPU generator
 // is saved for each rank. The other ranks' parameters and optimizer state, as
 // far as they have them, are compared with those of the first rank, as in a
-// folder.
+// folder. All ranks that set TrainingState::model must have the same items.
 //
 // If `path` is a folder, all ranks must see it. A new snapshot appears in it,
 // as a whole, when everything is on the disk. Parameters and optimizer state
@@ -184,12 +188,14 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // order they are. A file of Python may have no such names, only numbers; it is
 // refused if the model has its parameters in another order than the file.
 //
-// What the snapshot lacks (optimizer state in the Python tutorial's, an item
-// that is new) is left unchanged; LoadedSnapshot tells, and rank 0 warns.
-// Generators: if the snapshot was saved by the same number of ranks, each rank
-// takes its own state. Otherwise rank r is seeded from rank 0's saved state and
-// r, so that all ranks differ and a repeated resume draws the same numbers. If
-// there are no saved states, generators are left unchanged.
+// What the snapshot lacks (optimizer state and `step` in the Python tutorial's,
+// an item that is new) is left unchanged; LoadedSnapshot tells, and rank 0
+// warns. What is not read, of a part that the run does not have, is no reason
+// to refuse the file. Generators: if the snapshot was saved by the same number
+// of ranks, each rank takes its own state. Otherwise rank r is seeded from rank
+// 0's saved state and r, so that all ranks differ and a repeated resume draws
+// the same numbers. If there are no saved states, generators are left
+// unchanged.
 //
 // Throws, on every rank and before any rank has changed anything: if nothing
 // can be saved under `path` (LoadSnapshotOptions::will_save); if one rank

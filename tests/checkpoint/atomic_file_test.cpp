@@ -3,9 +3,15 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <functional>
+#include <map>
 #include <random>
 #include <system_error>
 #include <thread>
@@ -14,6 +20,14 @@
 #include "tests/harness/in_child.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
+
+// Called with the file of each flock() of this program, before it.
+static std::function<void(int file)> before_lock;
+
+extern "C" int flock(int file, int operation) noexcept {
+  if (before_lock) before_lock(file);
+  return static_cast<int>(::syscall(SYS_flock, file, operation));
+}
 
 namespace lockstep::internal {
 namespace {
@@ -58,6 +72,30 @@ TEST(AtomicFile, LeftOversGoAndSavesInProgressStay) {
   going_on.commit();
   EXPECT_EQ(read_file(folder.file("a")), "");
   EXPECT_EQ(folder.count(), 3u);
+}
+
+// Another job's save found the new file before it was locked, and removed it
+// after the save had looked whether it was still there; then it could not be
+// renamed.
+TEST(AtomicFile, AnotherJobMayRemoveWhatIsNotLockedYet) {
+  const TemporaryFolder folder;
+  std::map<std::string, FileDescriptor> locked;  // by the other job
+  before_lock = [&](int file) {
+    if (locked.size() == 4) return;
+    const std::string path =
+        std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(file));
+    FileDescriptor other(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    ASSERT_EQ(::syscall(SYS_flock, other.get(), LOCK_EX | LOCK_NB), 0);
+    locked.emplace(path, std::move(other));
+  };
+  AtomicFile file(folder.file("a"));
+  before_lock = nullptr;
+  EXPECT_EQ(locked.size(), 4u);
+  for (const auto& [path, descriptor] : locked) ::unlink(path.c_str());
+  file.write("new", 3);
+  file.commit();
+  EXPECT_EQ(read_file(folder.file("a")), "new");
+  EXPECT_EQ(folder.count(), 1u);
 }
 
 TEST(AtomicFile, ALinkStaysAndItsTargetIsReplaced) {

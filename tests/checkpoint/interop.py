@@ -4,6 +4,7 @@ write: saves what a Python program would, for C++ to read.
 check: reads what C++ saved, with torch.load(weights_only=True) and with a
        safetensors reader of a dozen lines, and goes on training with it.
 check-state-dict: loads a state_dict that C++ saved.
+spoil-scheduler: gives a snapshot a scheduler's state that C++ does not read.
 """
 import argparse
 import collections
@@ -188,8 +189,47 @@ def write():
         pass
     else:
         save_model(Layers().filled(), f"{FOLDER}/layers.safetensors")
+    torch.save({"MODEL_STATE": build().state_dict(), "METADATA": {"lr": 0.1},
+                "SCHEDULER_STATE": {5.5: 1},
+                "OPTIMIZER_STATE": {
+                    "state": {"0.weight": {"step": torch.tensor(1.0)}},
+                    "param_groups": [{"lr": 0.1, "params": ["0.weight"]}]}},
+               f"{FOLDER}/unread.pt")
+    write_options()
     torch.save({"fun": print}, f"{FOLDER}/function.pt")
     torch.save(build(), f"{FOLDER}/module.pt")
+
+
+def write_options():
+    """The options of every class of optimizer, and those that others add."""
+    classes = [name for name, value in vars(torch.optim).items()
+               if isinstance(value, type) and value is not torch.optim.Optimizer
+               and issubclass(value, torch.optim.Optimizer)]
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+
+    def save(name, optimizer):
+        torch.save({"MODEL_STATE": model.state_dict(),
+                    "OPTIMIZER_STATE": optimizer.state_dict()},
+                   f"{FOLDER}/options-{name}.pt")
+
+    for name in classes:
+        save(name, getattr(torch.optim, name)(model.parameters(), lr=0.1))
+    with open(f"{FOLDER}/classes.json", "w") as file:
+        json.dump(classes, file)
+    schedulers = torch.optim.lr_scheduler
+    for name, make in {
+            "one-cycle": lambda o: schedulers.OneCycleLR(o, 0.1, 10),
+            "cyclic": lambda o: schedulers.CyclicLR(o, 0.1, 1),
+            "swa": lambda o: torch.optim.swa_utils.SWALR(o, 0.1)}.items():
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        make(optimizer)
+        save(name, optimizer)
+    for name, option in {"lars": {"trust_coefficient": 0.001},
+                         "mode": {"mode": "fast"},
+                         "named": {"name": "decay"}}.items():
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        optimizer.param_groups[0].update(option)
+        save(name, optimizer)
 
 
 def write_incompatible(weights):
@@ -200,9 +240,10 @@ def write_incompatible(weights):
             "0.scale": torch.ones(1), "2.sub.bias": torch.ones(1)}
     others = {"0.weights" if key == "0.weight" else key: value
               for key, value in weights.items()}
+    extra = {**weights, "_extra_state": {"scale": 1.0}, "0._extra_state": None}
     said = {}
-    for name, state in {"fewer.pt": fewer, "more.pt": more,
-                        "others.pt": others}.items():
+    for name, state in {"fewer.pt": fewer, "more.pt": more, "others.pt": others,
+                        "extra.pt": extra}.items():
         torch.save(state, f"{FOLDER}/{name}")
         result = build().load_state_dict(state, strict=False)
         said[name] = {"missing": result.missing_keys,
@@ -307,5 +348,11 @@ def check_state_dict():
     assert shared[0] == shared[1]
 
 
-{"write": write, "check": check,
+def spoil_scheduler():
+    path = f"{FOLDER}/scheduled.pt"
+    saved = torch.load(path, weights_only=True)
+    torch.save({**saved, "SCHEDULER_STATE": {5.5: 1}}, path)
+
+
+{"write": write, "check": check, "spoil-scheduler": spoil_scheduler,
  "check-state-dict": check_state_dict}[sys.argv[1]]()

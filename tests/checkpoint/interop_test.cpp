@@ -13,12 +13,14 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/kept_warnings.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using namespace lockstep::internal::testing;
 namespace optim = torch::optim;
@@ -193,6 +195,101 @@ TEST_F(PythonInterop, OptimizerStateThatIsNotReadIsNotLoaded) {
   EXPECT_TRUE(load_snapshot(file("lbfgs.pt"), state));
 }
 
+// What an optimizer of another class was saved with was dropped, if only the
+// options that it shares with ours were there.
+TEST_F(PythonInterop, OnlyTheSameClassOfOptimizerIsLoaded) {
+  torch::nn::Sequential model(
+      torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false)));
+  const auto refusal = [&](const std::string& saved, const std::string& own) {
+    const auto optimizer = make(own, model);
+    const auto read = load_snapshot_file(file("options-" + saved + ".pt"));
+    return message_of(
+        [&] { load_state_dict(*optimizer, *read.optimizer_state); });
+  };
+  const auto classes = nlohmann::json::parse(read_file(file("classes.json")));
+  EXPECT_GE(classes.size(), 13u);
+  for (const std::string saved : classes) {
+    for (const std::string own : kOptimizers) {
+      EXPECT_EQ(refusal(saved, own) == "", saved == own) << saved << " " << own;
+    }
+  }
+  for (const char* saved : {"one-cycle", "cyclic", "swa", "named"}) {
+    EXPECT_EQ(refusal(saved, "SGD"), "") << saved;
+  }
+  EXPECT_THAT(refusal("lars", "SGD"),
+              HasSubstr("with the option trust_coefficient"));
+  EXPECT_THAT(refusal("mode", "SGD"),
+              HasSubstr("option of group 0 mode is a str, which is not read"));
+}
+
+// A scheduler that takes anything.
+struct AnySchedule : ResumableScheduler {
+  StateTree state_dict() const override { return StateTree::Dict{}; }
+  std::function<void()> prepare_load(const StateTree&) override {
+    return [] {};
+  }
+};
+
+// Each part refused the whole file, although the run does not have it.
+TEST_F(PythonInterop, PartsThatAreNotReadAreRefusedOnlyIfTheyAreNeeded) {
+  auto model = build();
+  TrainingState state{.model = model.ptr(),
+                      .epochs_run = 2,
+                      .step = 7,
+                      .sampler_state = {{"epoch", 3}},
+                      .metadata = {{"run", "seventh"}}};
+  const KeptWarnings warnings;
+  const LoadedSnapshot loaded = load_snapshot(file("unread.pt"), state);
+  EXPECT_THAT(loaded.not_used, ElementsAre("optimizer", "scheduler"));
+  EXPECT_THAT(loaded.not_restored,
+              ElementsAre("generator", "epochs_run", "step", "sampler_state",
+                          "metadata"));
+  EXPECT_THAT(
+      warnings.texts(),
+      ElementsAre(HasSubstr("which keep their values: epochs_run, step, "
+                            "sampler_state, metadata;")));
+  EXPECT_EQ(state.step, 7);
+  EXPECT_EQ(state.metadata.at("run"), "seventh");
+  optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.1));
+  state.optimizer = &optimizer;
+  const auto refusal = [&] {
+    return message_of([&] { load_snapshot(file("unread.pt"), state); });
+  };
+  EXPECT_THAT(refusal(), HasSubstr("a parameter's index is a str, not an int"));
+  EXPECT_THAT(message_of([&] {
+                save_snapshot_file(file("again.pt"),
+                                   load_snapshot_file(file("unread.pt")));
+              }),
+              HasSubstr("was not read whole"));
+  const auto extra = load_snapshot_file(file("extra.pt"));
+  EXPECT_THAT(extra.not_tensors, ElementsAre("_extra_state", "0._extra_state"));
+  EXPECT_THAT(message_of([&] { save_snapshot_file(file("again.pt"), extra); }),
+              HasSubstr("_extra_state is not a tensor"));
+  EXPECT_EQ(load_tensors(file("extra.pt")).size(), extra.model_state.size());
+  state.optimizer = nullptr;
+  EXPECT_THAT(message_of([&] { load_snapshot(file("extra.pt"), state); }),
+              HasSubstr("the model lacks _extra_state, 0._extra_state"));
+}
+
+TEST_F(PythonInterop, ASchedulersStateThatIsNotReadIsRefusedForAScheduler) {
+  auto model = build();
+  optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.1));
+  AnySchedule schedule;
+  TrainingState state{
+      .model = model.ptr(), .optimizer = &optimizer, .scheduler = &schedule};
+  Snapshot snapshot{.model_state = state_dict(*model),
+                    .optimizer_state = state_dict(optimizer)};
+  save_snapshot_file(file("scheduled.pt"), snapshot);
+  EXPECT_TRUE(load_snapshot(file("scheduled.pt"), state));
+  python("spoil-scheduler");
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(file("scheduled.pt"), state); }),
+      HasSubstr("the snapshot's scheduler state is not read: a key of a state "
+                "is a float, not a str; "));
+  state.scheduler = nullptr;
+  EXPECT_TRUE(load_snapshot(file("scheduled.pt"), state));
+}
+
 struct Projections : torch::nn::Module {
   explicit Projections(const std::string& names) {
     for (const char name : names) {
@@ -311,7 +408,7 @@ TEST_F(PythonInterop, HalfWeightsOfPythonAreConverted) {
 // files.
 TEST_F(PythonInterop, WhatIsLeftOutIsWhatPythonLeavesOut) {
   const auto said = nlohmann::json::parse(read_file(file("incompatible.json")));
-  for (const char* name : {"fewer.pt", "more.pt", "others.pt"}) {
+  for (const char* name : {"fewer.pt", "more.pt", "others.pt", "extra.pt"}) {
     auto model = build();
     EXPECT_THROW(load_model(file(name), *model), std::invalid_argument);
     const auto left = load_model(file(name), *model, {.strict = false});

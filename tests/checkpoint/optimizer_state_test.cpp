@@ -336,6 +336,30 @@ TEST(OptimizerState, WhatDoesNotFitIsNamedAndChangesNothing) {
   EXPECT_TRUE(same_optimizer(state_dict(adam), good));
 }
 
+// LARS was loaded into SGD, without its trust_coefficient.
+TEST(OptimizerState, OptionsThatNobodyKnowsAreRefused) {
+  optim::SGD sgd({torch::zeros(1)}, optim::SGDOptions(0.1));
+  OptimizerState state = state_dict(sgd);
+  auto& options = state.param_groups[0].options;
+  // Those of schedulers, and those that choose an implementation.
+  for (const char* name :
+       {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum",
+        "swa_lr", "foreach", "fused", "capturable"}) {
+    options[name] = 1.0;
+  }
+  options["of_another_release"] = std::monostate();
+  load_state_dict(sgd, state);
+  options["trust_coefficient"] = 0.001;
+  EXPECT_THAT(message_of([&] { load_state_dict(sgd, state); }),
+              HasSubstr("does not fit this SGD: it was saved with the option "
+                        "trust_coefficient, which this kind of optimizer does "
+                        "not have"));
+  options.erase("trust_coefficient");
+  state.param_groups[0].unreadable = "option of group 0 mode is a str";
+  EXPECT_THAT(message_of([&] { load_state_dict(sgd, state); }),
+              HasSubstr("mode is a str"));
+}
+
 // Python's optimizer, whose module names a tied tensor once, has no number for
 // the second.
 TEST(OptimizerState, AParameterListedTwiceHasOneNumber) {

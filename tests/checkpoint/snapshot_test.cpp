@@ -73,7 +73,8 @@ TEST_P(SnapshotFormat, EveryDtypeAndShapeComesBack) {
        {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
         torch::kLong, torch::kInt, torch::kShort, torch::kChar, torch::kByte,
         torch::kBool, torch::kComplexFloat, torch::kUInt16, torch::kFloat8_e5m2,
-        torch::kFloat8_e4m3fn, torch::kFloat8_e4m3fnuz}) {
+        torch::kFloat8_e4m3fn, torch::kFloat8_e4m3fnuz,
+        torch::kFloat8_e8m0fnu}) {
     const std::string name = c10::toString(dtype);
     const auto values = torch::arange(24).to(dtype).view({2, 3, 4});
     saved.model_state.emplace_back(name, values);

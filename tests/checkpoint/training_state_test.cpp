@@ -4,17 +4,23 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
+#include "lockstep/checkpoint/module_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/kept_warnings.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using namespace lockstep::internal::testing;
+namespace fs = std::filesystem;
 
 // The same on all ranks, also after training with different dropout.
 struct Run {
@@ -158,6 +164,89 @@ WORLD_TEST(TrainingState, ASchedulerThatRefusesOnOneRankStopsAll, 2, 3) {
   }
   EXPECT_EQ(scheduler.epoch, 5);
   EXPECT_TRUE(torch::equal(run.parameters(), before));
+}
+
+// Numbers of a scheduler of one's own that no scheduler of Python keeps would
+// be options that no optimizer has.
+class WarmingScheduler : public CountingScheduler {
+ public:
+  StateTree state_dict() const override {
+    StateTree state = CountingScheduler::state_dict();
+    auto& dict = std::get<StateTree::Dict>(state.value);
+    StateTree::List groups = *dict.find("param_groups")->as<StateTree::List>();
+    std::get<StateTree::Dict>(groups.at(0).value).set("warmth", warmth);
+    dict.set("param_groups", groups);
+    return state;
+  }
+  std::function<void()> prepare_load(const StateTree& state) override {
+    const auto& dict = std::get<StateTree::Dict>(state.value);
+    const auto& group = std::get<StateTree::Dict>(
+        dict.find("param_groups")->as<StateTree::List>()->at(0).value);
+    return [this, load = CountingScheduler::prepare_load(state),
+            read = std::get<double>(group.find("warmth")->value)] {
+      load();
+      warmth = read;
+    };
+  }
+  double warmth = 0.5;
+};
+
+WORLD_TEST(TrainingState, NumbersOfASchedulerOfYourOwnComeBack, 1, 2) {
+  const auto group = init_process_group();
+  for (const char* name : {"own.pt", "own.safetensors", "own/"}) {
+    const std::string path = world.folder / name;
+    Run run;
+    WarmingScheduler scheduler;
+    run.state.scheduler = &scheduler;
+    scheduler.warmth = 0.75;
+    scheduler.initial_lr = 0.25;
+    save_snapshot(path, run.state);
+    scheduler.warmth = scheduler.initial_lr = 0;
+    EXPECT_TRUE(load_snapshot(path, run.state)) << name;
+    EXPECT_EQ(scheduler.warmth, 0.75) << name;
+    EXPECT_EQ(scheduler.initial_lr, 0.25) << name;
+    run.state.scheduler = nullptr;  // the optimizer takes its options
+    EXPECT_TRUE(load_snapshot(path, run.state)) << name;
+  }
+}
+
+// Weights alone set `step` to 0 and the epochs to none, without a word.
+WORLD_TEST(TrainingState, NumbersThatTheFileLacksStayAndAreTold, 1, 2) {
+  const auto group = init_process_group();
+  const fs::path folder = world.folder / "weights";
+  Run run;
+  if (world.rank == 0) {
+    fs::create_directory(folder);
+    for (const char* name : {"alone.pt", "alone.safetensors"}) {
+      save_tensors(folder / name, state_dict(*run.model));
+    }
+  }
+  barrier();
+  run.state.optimizer = nullptr;
+  for (const char* name : {"alone.pt", "alone.safetensors", ""}) {
+    run.state.epochs_run = 3;
+    run.state.step = 7;
+    run.state.sampler_state = {{"epoch", 4}};
+    run.state.metadata = {{"run", "seventh"}};
+    const KeptWarnings warnings;
+    // Nothing is saved into a folder of weights.
+    const auto loaded =
+        load_snapshot(folder / name, run.state, {.will_save = *name != 0});
+    EXPECT_TRUE(loaded);
+    EXPECT_THAT(loaded.not_restored,
+                ElementsAre("generator", "epochs_run", "step", "sampler_state",
+                            "metadata"))
+        << name;
+    if (world.rank == 0 && *name != 0) {
+      EXPECT_THAT(warnings.texts(),
+                  ElementsAre(HasSubstr("which keep their values: epochs_run, "
+                                        "step, sampler_state, metadata")));
+    }
+    EXPECT_EQ(run.state.epochs_run, 3);
+    EXPECT_EQ(run.state.step, 7);
+    EXPECT_EQ(run.state.sampler_state.at("epoch"), 4);
+    EXPECT_EQ(run.state.metadata.at("run"), "seventh");
+  }
 }
 
 WORLD_TEST(TrainingState, WithoutAFileNothingIsLoaded, 1, 2) {

@@ -158,32 +158,61 @@ TEST_F(InspectSnapshot, TensorsThatShareMemoryAreEachRead) {
   EXPECT_EQ(tensor_in(document, "a").at("norm"), std::sqrt(55.0));
 }
 
-// Reading it took a minute, and comparing it all memory.
-TEST_F(InspectSnapshot, TheRepetitionsOfAnExpandedTensorAreNoWork) {
-  const std::string side("J\0\0\x10\0", 5);  // 2^20
-  const std::string zero("K\0", 2);
+// Writes a .pt file of a tensor "w" of 2^20 times 2^20 elements, whose memory
+// has fewer. Returns its path.
+std::string write_vast(const std::string& file,
+                       const std::vector<float>& elements, char stride) {
+  const auto number = [](size_t value) {
+    const auto bytes = static_cast<uint32_t>(value);
+    return "J" + std::string(reinterpret_cast<const char*>(&bytes), 4);
+  };
   const auto text = [](const std::string& value) {
     return std::string("\x8c") + static_cast<char>(value.size()) + value;
   };
+  const std::string side = number(1 << 20);
+  const std::string step{'K', stride};
   const std::string pickle =
       "\x80\x02}" + text("w") + "ctorch._utils\n_rebuild_tensor_v2\n((" +
       text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") +
-      "K\1tQ" + zero + "(" + side + side + "t(" + zero + zero + "t\x89NtRs.";
-  const auto write = [&](const std::string& file, float value) {
-    caffe2::serialize::PyTorchStreamWriter writer(file);
-    writer.writeRecord("data.pkl", pickle.data(), pickle.size());
-    writer.writeRecord("data/0", &value, sizeof value);
-    writer.writeEndOfFile();
-    return file;
-  };
-  const auto three = write(path("three.pt"), 3);
-  const auto four = write(path("four.pt"), 4);
+      number(elements.size()) + "tQ" + number(0) + "(" + side + side + "t(" +
+      step + step + "t\x89NtRs.";
+  caffe2::serialize::PyTorchStreamWriter writer(file);
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  writer.writeRecord("data/0", elements.data(), elements.size() * 4);
+  writer.writeEndOfFile();
+  return file;
+}
+
+// Reading it took a minute, and comparing it all memory.
+TEST_F(InspectSnapshot, TheRepetitionsOfAnExpandedTensorAreNoWork) {
+  const auto three = write_vast(path("three.pt"), {3}, 0);
+  const auto four = write_vast(path("four.pt"), {4}, 0);
   EXPECT_EQ(tensor_in(inspect_json({"--verify", three}), "w").at("norm"),
             3.0 * (1 << 20));
   const auto difference = inspect_json({"--diff", three, four}, 1);
   EXPECT_EQ(difference.at("differences").at(0).at("what"),
             "1099511627776 of 1099511627776 elements differ");
   EXPECT_EQ(difference.at("differences").at(0).at("greatest"), 1);
+}
+
+// A shape of 2^40 elements over 8 MB took all memory.
+TEST_F(InspectSnapshot, ElementsThatOverlapAreNoWork) {
+  std::vector<float> elements(size_t{1} << 21);
+  const auto zeros = write_vast(path("zeros.pt"), elements, 1);
+  const auto same = write_vast(path("same.pt"), elements, 1);
+  elements.front() = 1;
+  const auto other = write_vast(path("other.pt"), elements, 1);
+  const auto expanded = write_vast(path("expanded.pt"), {0}, 0);
+  const auto document = inspect_json({"--verify", zeros});
+  EXPECT_EQ(tensor_in(document, "w").at("checksum"), "ok");
+  EXPECT_TRUE(tensor_in(document, "w").at("norm").is_null());
+  EXPECT_EQ(inspect({"--verify", zeros}).exit_code, 0);
+  EXPECT_EQ(inspect_json({"--diff", zeros, same}).at("equal_tensors"), 1);
+  for (const std::string& b : {other, expanded}) {
+    const auto difference = inspect_json({"--diff", zeros, b}, 1);
+    EXPECT_THAT(difference.at("differences").at(0).at("what"),
+                StartsWith("not compared: the strides overlap"));
+  }
 }
 
 TEST_F(InspectSnapshot, OptimizerStateHasTheNamesOfParameters) {

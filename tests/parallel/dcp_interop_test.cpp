@@ -17,12 +17,15 @@
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/checkpoint/sharded/written_folder.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
 namespace lockstep::internal {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using namespace lockstep::internal::testing;
 namespace fs = std::filesystem;
 using AdamW = lockstep::optim::AdamW;
@@ -209,6 +212,47 @@ WORLD_TEST(DcpInterop, WhatPythonsRanksSavedGoesOnHere, 2) {
     expect_close(state_dict(*net), state_dict(*build_net()));
   }
   barrier();
+}
+
+// Two groups of Python's were merged in one, which had the options of its first
+// parameter.
+WORLD_TEST(DcpInterop, GroupsOfPythonsAreNotMerged, 2) {
+  const auto group = init_process_group();
+  if (!python_has_safetensors()) GTEST_SKIP() << "no Python with safetensors";
+  const std::string path = (saved_by_python(world) / "groups").string() + "/";
+  auto net = build_net();
+  AdamW merged(net->parameters(), Options{.lr = 3});
+  TrainingState state{
+      .model = net.ptr(), .optimizer = &merged, .epochs_run = 4, .step = 9};
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(path, state, {.will_save = false}); }),
+      HasSubstr("the optimizer's group 0 has 0.weight and 0.bias, which "
+                "were saved with different weight_decay, in two "
+                "groups"));
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const int64_t dim : {2, 1}) {
+    std::vector<at::Tensor> parameters;
+    for (const auto& parameter : net->parameters()) {
+      if (parameter.dim() == dim) parameters.push_back(parameter);
+    }
+    groups.emplace_back(parameters,
+                        std::make_unique<torch::optim::AdamWOptions>(3));
+  }
+  torch::optim::AdamW two(groups, torch::optim::AdamWOptions(3));
+  state.optimizer = &two;
+  const auto loaded = load_snapshot(path, state, {.will_save = false});
+  const auto decay = [&](size_t of) {
+    return static_cast<torch::optim::AdamWOptions&>(
+               two.param_groups()[of].options())
+        .weight_decay();
+  };
+  EXPECT_EQ(decay(0), 0.1);
+  EXPECT_EQ(decay(1), 0);
+  // The folder has no numbers.
+  EXPECT_THAT(loaded.not_restored,
+              ElementsAre("generator", "epochs_run", "step", "sampler_state"));
+  EXPECT_EQ(state.epochs_run, 4);
+  EXPECT_EQ(state.step, 9);
 }
 
 WORLD_TEST(DcpInterop, EveryDivisionOfPythonsIsRead, 2) {

@@ -119,6 +119,24 @@ def save_fsdp(mesh):
         torch.save(whole, f"{FOLDER}/python-end.pt")
 
 
+def save_groups(mesh):
+    """Two groups, of which one has no weight decay."""
+    model = build()
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in model.parameters() if p.dim() == 2]},
+         {"params": [p for p in model.parameters() if p.dim() == 1],
+          "weight_decay": 0.0}], lr=0.01, weight_decay=0.1)
+    train(model, optimizer, range(2))
+    optim = get_optimizer_state_dict(
+        model, optimizer,
+        options=StateDictOptions(flatten_optimizer_state_dict=True))
+    dcp.save({"model": get_model_state_dict(model),
+              "optimizer": tensors_of(optim)},
+             storage_writer=HuggingFaceStorageWriter(f"{FOLDER}/groups",
+                                                     save_distributed=True))
+
+
 def save_various(mesh):
     tensors = {}
     for name, tensor in various().items():
@@ -134,6 +152,7 @@ def save_various(mesh):
 
 def save():
     on_ranks(save_fsdp)
+    on_ranks(save_groups)
     on_ranks(save_various)
     # One process: files with an index, and consolidated ones.
     model = build()

@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/adamw.h"
@@ -113,6 +114,41 @@ WORLD_TEST(JoinedOptimizer, LeavesTheLongestRankAsItIs, 2) {
   const auto state = state_dict(optimizer);
   ASSERT_EQ(state.state.size(), 2);
   for (const auto& [number, values] : state.state) {
+    EXPECT_EQ(std::get<at::Tensor>(values.at("step")).item<double>(), 3);
+  }
+}
+
+// A save refuses optimizers that have stepped unevenly, and advises this class.
+WORLD_TEST(JoinedOptimizer, ASaveAdvisesItAndThenSucceeds, 2) {
+  auto group = init_process_group();
+  const std::string path = (world.folder / "uneven/").string();
+  for (const bool joined : {false, true}) {
+    torch::manual_seed(1);
+    torch::nn::Linear net(5, 3);
+    LinearModel model(net);
+    optim::Adam optimizer(net->parameters(), {.lr = 0.01});
+    JoinedOptimizer moments(optimizer);
+    std::vector<Joinable*> joinables{&model.joinable()};
+    if (joined) joinables.push_back(&moments);
+    join(joinables, [&] {
+      for (int step = 0; step < 2 + world.rank; ++step) {
+        step_on(model, optimizer, 1.0);
+      }
+    });
+    const TrainingState state{.model = net.ptr(), .optimizer = &optimizer};
+    if (joined) {
+      save_snapshot(path, state);
+      continue;
+    }
+    EXPECT_THAT([&] { save_snapshot(path, state); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr(
+                    "the optimizer of rank 1 has other hyperparameters or step "
+                    "counts than that of rank 0; ranks that save together must "
+                    "have stepped alike (after uneven inputs, a "
+                    "JoinedOptimizer makes them equal)")));
+  }
+  const auto saved = load_snapshot_file(path);
+  for (const auto& [number, values] : saved.optimizer_state->state) {
     EXPECT_EQ(std::get<at::Tensor>(values.at("step")).item<double>(), 3);
   }
 }

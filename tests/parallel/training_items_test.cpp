@@ -3,23 +3,13 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "lockstep/amp/grad_scaler.h"
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/data/data_loader.h"
-#include "lockstep/data/distributed_sampler.h"
-#include "lockstep/metrics/mean.h"
-#include "lockstep/observe/metrics_logger.h"
-#include "lockstep/optim/adamw.h"
-#include "lockstep/optim/lr_scheduler/step_lr.h"
 #include "lockstep/optim/sgd.h"
-#include "lockstep/parallel/ddp/distributed_data_parallel.h"
-#include "lockstep/parallel/swa/averaged_model.h"
-#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/temporary_folder.h"
+#include "tests/parallel/items_training.h"
 
 namespace lockstep::internal {
 namespace {
@@ -31,135 +21,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 using namespace lockstep::internal::testing;
-
-constexpr int64_t kSamples = 48;
-constexpr int64_t kBatch = 2;
-
-// A sample that is augmented at random.
-struct NoisySamples {
-  torch::data::Example<> get(size_t index, SampleSeed seed) const {
-    const auto noise = torch::randn({6}, seed.generator());
-    return {noise + static_cast<double>(index) / kSamples,
-            torch::full({1}, static_cast<double>(index % 3))};
-  }
-  size_t size() const { return kSamples; }
-};
-
-// The program's own part, with numbers and a tensor.
-struct Curriculum {
-  ItemState state_dict() const {
-    StateTree::Dict values;
-    values.set("level", level);
-    return {.values = values, .tensors = {{"history", history}}};
-  }
-  void load_state_dict(const ItemState& state) {
-    const auto* dict = state.values.as<StateTree::Dict>();
-    const StateTree* found = dict ? dict->find("level") : nullptr;
-    if (!found) throw std::invalid_argument("there is no level");
-    level = *found->as<int64_t>();
-    history = state.tensors.at(0).second.clone();
-  }
-  int64_t level = 0;
-  at::Tensor history = torch::zeros({1}, torch::kDouble);
-};
-
-struct Drawn {
-  at::Tensor state_dict() const { return torch::full({1}, value); }
-  void load_state_dict(const at::Tensor& state) {
-    value = state.item<int64_t>();
-  }
-  int64_t value = 0;
-};
-
-torch::nn::Sequential small_net(int64_t out) {
-  return torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Dropout(0.3),
-                               torch::nn::BatchNorm1d(8),
-                               torch::nn::Linear(8, out));
-}
-
-enum class Kind { kPlain, kSharded };
-
-struct Training {
-  torch::nn::Sequential net = small_net(1);
-  torch::nn::Sequential critic = small_net(2);
-  DistributedDataParallel<torch::nn::Sequential> ddp{net};
-  DistributedDataParallel<torch::nn::Sequential> critic_ddp{critic};
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-  optim::SGD critic_optimizer{critic->parameters(),
-                              {.lr = 0.05, .momentum = 0.9}};
-  optim::StepLR critic_scheduler{critic_optimizer, {.step_size = 3}};
-  AveragedModel<torch::nn::Sequential> ema{net,
-                                           {.avg_fn = get_ema_avg_fn(0.7)}};
-  GradScaler scaler{{.device = torch::kCPU, .growth_interval = 3}};
-  metrics::Mean mean;
-  NoisySamples samples;
-  DistributedSampler sampler{kSamples};
-  MetricsLogger log;
-  Curriculum curriculum;
-  TrainingState state;
-
-  explicit Training(const std::string& log_path, Kind kind = Kind::kPlain,
-                    bool with_metric = true)
-      : log(log_path, {.every_rank = true}) {
-    if (kind == Kind::kPlain) {
-      optimizer = std::make_unique<optim::AdamW>(
-          net->parameters(), optim::AdamWOptions{.lr = 0.01});
-    } else {
-      optimizer = std::make_unique<ZeroRedundancyOptimizer<optim::AdamW>>(
-          net->parameters(), optim::AdamWOptions{.lr = 0.01});
-    }
-    state = {.model = net.ptr(),
-             .optimizer = optimizer.get(),
-             .items = {{"critic", critic.ptr()},
-                       {"critic_optimizer", critic_optimizer},
-                       {"critic_scheduler", critic_scheduler},
-                       {"ema", ema},
-                       {"scaler", scaler},
-                       {"sampler", sampler},
-                       {"log", log},
-                       {"curriculum", curriculum}}};
-    if (with_metric) state.items.emplace("mean", mean);
-  }
-
-  // Goes on until `steps` steps were made in all. Draws from the generator of
-  // each rank, too.
-  void train(int64_t steps, SnapshotSaver* saver = nullptr) {
-    for (int64_t epoch = state.next_epoch(); state.step < steps; ++epoch) {
-      sampler.set_epoch(epoch);
-      DataLoader loader(samples, sampler, {.batch_size = kBatch});
-      for (auto& batch : loader) {
-        optimizer->zero_grad();
-        critic_optimizer.zero_grad();
-        auto loss = (ddp(batch.data) - batch.target).square().mean();
-        scaler.scale(loss).backward();
-        scaler.step(*optimizer);
-        scaler.update();
-        critic_ddp(batch.data).square().mean().backward();
-        critic_optimizer.step();
-        critic_scheduler.step();
-        ema.update_parameters(net);
-        mean.update(loss.item<double>(), kBatch);
-        ++curriculum.level;
-        ++state.step;
-        // Equal on all ranks, since that of the first one is saved.
-        curriculum.history = torch::cat(
-            {curriculum.history,
-             torch::full({1},
-                         scaler.get_scale() / static_cast<double>(state.step),
-                         torch::kDouble)});
-        log.log({{"loss", loss.item<double>()}}, state.step);
-        if (saver && saver->is_due()) saver->save();
-        if (state.step == steps) return;
-      }
-      state.epochs_run = epoch;
-    }
-  }
-
-  std::string log_text() {
-    log.flush();
-    return read_file(log.path());
-  }
-};
 
 void expect_same(Training& a, Training& b) {
   for (const auto& [x, y] : {std::pair<torch::nn::Module*, torch::nn::Module*>(
@@ -183,8 +44,8 @@ void expect_same(Training& a, Training& b) {
 }
 
 // Trains in one go and with an end in between, and expects the same bits.
-void expect_resumed(const World& world, const std::string& name, Kind kind,
-                    bool with_metric) {
+void expect_resumed(const World& world, const std::string& name,
+                    OptimizerKind kind, bool with_metric) {
   SCOPED_TRACE(name);
   const std::string path = (world.folder / name).string();
   const auto log = [&](const char* run) {
@@ -231,10 +92,11 @@ void expect_resumed(const World& world, const std::string& name, Kind kind,
 
 WORLD_TEST(TrainingItems, AResumedRunHasTheSameBits, 1, 2) {
   const auto group = init_process_group();
-  expect_resumed(world, "fold/", Kind::kPlain, true);
-  expect_resumed(world, "zero/", Kind::kSharded, true);
-  expect_resumed(world, "a.pt", Kind::kPlain, world.size == 1);
-  expect_resumed(world, "b.safetensors", Kind::kPlain, world.size == 1);
+  expect_resumed(world, "fold/", OptimizerKind::kPlain, true);
+  expect_resumed(world, "zero/", OptimizerKind::kSharded, true);
+  expect_resumed(world, "a.pt", OptimizerKind::kPlain, world.size == 1);
+  expect_resumed(world, "b.safetensors", OptimizerKind::kPlain,
+                 world.size == 1);
 }
 
 WORLD_TEST(TrainingItems, WhatIsNotThereIsTold, 2) {
@@ -367,21 +229,6 @@ WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
     EXPECT_TRUE(step().equal(expected));
     load_snapshot(path + ending, of_parent);
   }
-  // Ranks that have other items.
-  if (world.size > 1) {
-    for (const bool has_other : {false, true}) {
-      state.items.clear();
-      if (world.rank == 0) state.items.emplace("a", curriculum);
-      if (world.rank > 0 && has_other) {
-        state.items.emplace("a", per_rank(curriculum));
-      }
-      EXPECT_THAT(
-          message_of([&] { save_snapshot(path + "/", state); }),
-          AllOf(HasSubstr("the item \"a\" is an object on rank 0, and rank 1 "),
-                HasSubstr(has_other ? "has an object of each rank"
-                                    : "does not have it")));
-    }
-  }
   // An object that refuses its state.
   state.items.clear();
   state.items.emplace("c", curriculum);
@@ -395,6 +242,94 @@ WORLD_TEST(TrainingItems, MistakesAreNamedBeforeTraining, 1, 2) {
   const std::string message =
       message_of([&] { load_snapshot(path + "/", state); });
   EXPECT_THAT(message, HasSubstr("there is no level"));
+}
+
+// That ranks cannot save together was said by the first save, hours later, and
+// a file was saved although only some ranks had an item.
+WORLD_TEST(TrainingItems, RanksThatDifferAreNamedBeforeTraining, 2) {
+  const auto group = init_process_group();
+  torch::manual_seed(1);  // replicas are equal
+  const bool is_first = world.rank == 0;
+  const auto net = small_net(1);
+  const auto wider = small_net(2);
+  Curriculum curriculum;
+  // Expects the same words before the training, and from a save.
+  const auto expect_refusal = [&](const char* ending,
+                                  const TrainingState& state,
+                                  const std::string& words) {
+    const std::string path = (world.folder / "differ").string() + ending;
+    TrainingState loaded = state;
+    EXPECT_THAT(message_of([&] { load_snapshot(path, loaded); }),
+                HasSubstr(words));
+    EXPECT_THAT(message_of([&] { SnapshotSaver saver(path, state); }),
+                HasSubstr(words));
+    EXPECT_THAT(message_of([&] { save_snapshot(path, state); }),
+                HasSubstr(words));
+  };
+  for (const char* ending : {"/", ".pt"}) {
+    TrainingState state{.model = net.ptr()};
+    if (is_first) state.items.emplace("a", curriculum);
+    expect_refusal(ending, state,
+                   "the item \"a\" is an object on rank 0, and rank 1 does not "
+                   "have it; give TrainingState::items of all ranks the same");
+    if (!is_first) state.items.emplace("a", net);
+    expect_refusal(ending, state,
+                   "the item \"a\" is an object on rank 0, and rank 1 has a "
+                   "module");
+    state = {.model = is_first ? net.ptr() : wider.ptr()};
+    expect_refusal(ending, state, "rank 1 has the tensor \"model.3.");
+  }
+  TrainingState state{.model = net.ptr()};
+  if (is_first) state.items.emplace("a", curriculum);
+  if (!is_first) state.items.emplace("a", per_rank(curriculum));
+  expect_refusal("/", state, "and rank 1 has an object of each rank");
+  state.items.clear();
+  optim::SGD one(net->parameters(), {.lr = 0.1});
+  const auto parameters = net->parameters();
+  const optim::SGDGroup first{.params = {parameters.front()}};
+  const optim::SGDGroup rest{
+      .params = {parameters.begin() + 1, parameters.end()}};
+  optim::SGD two({first, rest}, {.lr = 0.1});
+  if (is_first) state.optimizer = &one;
+  expect_refusal("/", state, "rank 1 has no optimizer, and rank 0 has one");
+  state.optimizer = is_first ? &one : &two;
+  expect_refusal("/", state,
+                 "the optimizer of rank 1 has 2 parameter groups, and that of "
+                 "rank 0 has 1");
+  // What a load or the training may make equal.
+  state.optimizer = &one;
+  one.param_groups()[0].options().set_lr(is_first ? 0.1 : 0.2);
+  const std::string path = (world.folder / "later/").string();
+  EXPECT_FALSE(load_snapshot(path, state));
+  SnapshotSaver saver(path, state);
+}
+
+// A load of rank 0 made an all_reduce, which met the next one of rank 1's
+// program.
+WORLD_TEST(TrainingItems, AnItemOfOneRankKeepsTheRanksInStep, 2) {
+  const auto group = init_process_group("gloo");
+  const std::string path = (world.folder / "one.pt").string();
+  torch::manual_seed(1);  // replicas are equal
+  const auto net = small_net(1);
+  Curriculum curriculum;
+  TrainingState state{.model = net.ptr(), .items = {{"a", curriculum}}};
+  save_snapshot(path, state);
+  if (world.rank == 1) state.items.clear();
+  EXPECT_TRUE(load_snapshot(path, state, {.will_save = false}));
+  const at::Tensor sum = torch::full({1}, 1 + world.rank, torch::kLong);
+  all_reduce(sum);
+  EXPECT_EQ(sum.item<int64_t>(), 3);
+  // If the item fails, all ranks say so.
+  curriculum = {};
+  Drawn drawn;
+  state.items.clear();
+  state.items.emplace("a", drawn);
+  save_snapshot(path, state);
+  state.items.clear();
+  if (world.rank == 0) state.items.emplace("a", curriculum);
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(path, state, {.will_save = false}); }),
+      HasSubstr(world.rank == 0 ? "there is no level" : "was loaded in part"));
 }
 
 }  // namespace

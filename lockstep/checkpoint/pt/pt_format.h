@@ -36,7 +36,7 @@ using FoundStorage =
 Snapshot read_pt_outline(const InputFile& file, const FoundStorage& found);
 
 // Returns the state_dict under `key` of the file's dict; without a key only the
-// model of the snapshot (for load_tensors()).
+// model of the snapshot. As in pt_tree.h, a tensor may be undefined.
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key);
 
 }  // namespace lockstep::internal

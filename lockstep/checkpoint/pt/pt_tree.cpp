@@ -1,10 +1,13 @@
 #include "lockstep/checkpoint/pt/pt_tree.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <stdexcept>
+#include <string_view>
 
 #include "lockstep/checkpoint/pt/pickle_reader.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/tensor_memory.h"
 
@@ -141,11 +144,20 @@ std::optional<StateValue> state_value(const PickleValue& value) {
   return numbers;
 }
 
-std::map<std::string, StateValue> values_of(const Dict& dict) {
+// `whose` begins what is put into `unreadable`, unless that is set, for the
+// first value that cannot be held.
+std::map<std::string, StateValue> values_of(const Dict& dict,
+                                            const std::string& whose,
+                                            std::string& unreadable) {
   std::map<std::string, StateValue> values;
   for (const PickleItem& item : dict.items) {
     const auto& name = need<std::string>(item.key, "a name", "a str");
-    if (auto value = state_value(item.value)) values.emplace(name, *value);
+    if (auto value = state_value(item.value)) {
+      values.emplace(name, *value);
+    } else if (unreadable.empty()) {
+      unreadable =
+          whose + name + " is " + item.value.type() + ", which is not read";
+    }
   }
   return values;
 }
@@ -188,7 +200,7 @@ StateTree state_tree_of(const PickleValue& value) {
   StateTree::Dict tree;
   for (const PickleItem& item : dict->items) {
     tree.items.emplace_back(
-        need<std::string>(item.key, "a key of SCHEDULER_STATE", "a str"),
+        need<std::string>(item.key, "a key of a state", "a str"),
         state_tree_of(item.value));
   }
   return tree;
@@ -198,17 +210,13 @@ OptimizerState optimizer_of(const Dict& stored) {
   OptimizerState optimizer;
   for (const PickleItem& item : need<Dict>(stored, "state", "a dict").items) {
     const auto index = need<int64_t>(item.key, "a parameter's index", "an int");
-    const auto& dict = need<Dict>(item.value, "OPTIMIZER_STATE", "a dict");
-    optimizer.state.emplace(index, values_of(dict));
-    for (const PickleItem& value : dict.items) {
-      if (!optimizer.unreadable.empty() || state_value(value.value)) continue;
-      optimizer.unreadable = "parameter " + std::to_string(index) + "'s " +
-                             name_of(value) + " is " + value.value.type() +
-                             ", which is not read";
-    }
+    const auto& dict = need<Dict>(item.value, "a parameter's state", "a dict");
+    optimizer.state.emplace(
+        index, values_of(dict, "parameter " + std::to_string(index) + "'s ",
+                         optimizer.unreadable));
   }
   for (const PickleValue& item : need<List>(stored, "param_groups", "a list")) {
-    const auto& group = need<Dict>(item, "a parameter group", "a dict");
+    Dict group = need<Dict>(item, "a parameter group", "a dict");
     OptimizerState::Group read;
     for (const PickleValue& index : need<List>(group, "params", "a list")) {
       read.params.push_back(
@@ -220,8 +228,16 @@ OptimizerState optimizer_of(const Dict& stored) {
             need<std::string>(name, "a parameter's name", "a str"));
       }
     }
-    read.options = values_of(group);
-    read.options.erase("params");
+    std::erase_if(group.items, [](const PickleItem& option) {
+      // `name` is only what a program calls the group.
+      const std::string name = name_of(option);
+      return name == "params" || name == "param_names" || name == "name";
+    });
+    read.options =
+        values_of(group,
+                  "option of group " +
+                      std::to_string(optimizer.param_groups.size()) + " ",
+                  read.unreadable);
     optimizer.param_groups.push_back(std::move(read));
   }
   // Another class of Python's may have something else under this name.
@@ -232,11 +248,22 @@ OptimizerState optimizer_of(const Dict& stored) {
   return optimizer;
 }
 
+// Whether a module's get_extra_state() has returned the value, which may be
+// anything.
+bool is_extra_state(const std::string& name) {
+  constexpr std::string_view kSuffix = "_extra_state";
+  return name == kSuffix || name.ends_with("." + std::string(kSuffix));
+}
+
 NamedTensors tensors_of(const Dict& dict) {
   NamedTensors tensors;
   for (const PickleItem& item : dict.items) {
     const auto& name =
         need<std::string>(item.key, "a parameter's name", "a str");
+    if (is_extra_state(name) && !item.value.as<at::Tensor>()) {
+      tensors.emplace_back(name, at::Tensor());
+      continue;
+    }
     tensors.emplace_back(
         name, need<at::Tensor>(item.value, "parameter " + name, "a tensor"));
   }
@@ -247,9 +274,26 @@ NamedTensors tensors_of(const Dict& dict) {
 const PickleItem* stranger_in(const Dict& dict) {
   const auto found = std::find_if(
       dict.items.begin(), dict.items.end(), [](const PickleItem& item) {
-        return !item.key.as<std::string>() || !item.value.as<at::Tensor>();
+        const auto* name = item.key.as<std::string>();
+        return !name ||
+               (!item.value.as<at::Tensor>() && !is_extra_state(*name));
       });
   return found == dict.items.end() ? nullptr : &*found;
+}
+
+// Returns none if the value is not a dict of texts.
+std::optional<std::map<std::string, std::string>> texts_of(
+    const PickleValue* value) {
+  const auto* dict = value ? value->as<Dict>() : nullptr;
+  if (!dict) return std::nullopt;
+  std::map<std::string, std::string> texts;
+  for (const PickleItem& item : dict->items) {
+    const auto* key = item.key.as<std::string>();
+    const auto* text = item.value.as<std::string>();
+    if (!key || !text) return std::nullopt;
+    texts.emplace(*key, *text);
+  }
+  return texts;
 }
 
 std::string keys_of(const Dict& dict) {
@@ -289,8 +333,11 @@ PickleValue tree_of(const Snapshot& snapshot) {
   Dict root;
   FileForms forms;
   root.set("MODEL_STATE", tree_of(snapshot.model_state, forms));
-  root.set("EPOCHS_RUN", {snapshot.epochs_run});
-  root.set("STEP", {snapshot.step});
+  const auto absent = still_absent(snapshot);
+  if (!absent.contains("epochs_run")) {
+    root.set("EPOCHS_RUN", {snapshot.epochs_run});
+  }
+  if (!absent.contains("step")) root.set("STEP", {snapshot.step});
   if (snapshot.optimizer_state) {
     root.set("OPTIMIZER_STATE", {dict_of(*snapshot.optimizer_state)});
   }
@@ -302,7 +349,9 @@ PickleValue tree_of(const Snapshot& snapshot) {
   for (const auto& [name, value] : snapshot.sampler_state) {
     sampler.set(name, {value});
   }
-  root.set("SAMPLER_STATE", {std::move(sampler)});
+  if (!absent.contains("sampler_state")) {
+    root.set("SAMPLER_STATE", {std::move(sampler)});
+  }
   List generators;
   for (const at::Tensor& state : snapshot.generator_states) {
     generators.push_back({file_form(state)});
@@ -312,7 +361,9 @@ PickleValue tree_of(const Snapshot& snapshot) {
   for (const auto& [name, value] : snapshot.metadata) {
     metadata.set(name, {value});
   }
-  root.set("METADATA", {std::move(metadata)});
+  if (!absent.contains("metadata")) {
+    root.set("METADATA", {std::move(metadata)});
+  }
   if (!snapshot.items.empty()) {
     Dict items;
     for (const auto& [name, item] : snapshot.items) {
@@ -365,48 +416,69 @@ NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
 Snapshot snapshot_of(const PickleValue& tree) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   Snapshot snapshot;
-  snapshot.model_state = model_of(tree);
-  if (!stranger_in(root)) return snapshot;
-  if (const auto* value = root.find("EPOCHS_RUN")) {
-    snapshot.epochs_run = need<int64_t>(*value, "EPOCHS_RUN", "an int");
-  }
-  if (const auto* value = root.find("STEP")) {
-    snapshot.step = need<int64_t>(*value, "STEP", "an int");
-  }
-  if (const auto* value = root.find("OPTIMIZER_STATE")) {
-    snapshot.optimizer_state =
-        optimizer_of(need<Dict>(*value, "OPTIMIZER_STATE", "a dict"));
-  }
-  if (const auto* value = root.find("SCHEDULER_STATE")) {
-    if (is_counter(need<Dict>(*value, "SCHEDULER_STATE", "a dict"))) {
-      throw PickleError("SCHEDULER_STATE is not a dict by names");
+  for (auto& [name, tensor] : model_of(tree)) {
+    if (tensor.defined()) {
+      snapshot.model_state.emplace_back(name, tensor);
+    } else {
+      snapshot.not_tensors.push_back(name);
     }
-    snapshot.scheduler_state = state_tree_of(*value);
   }
-  if (const auto* value = root.find("SAMPLER_STATE")) {
+  const bool is_model_alone = !stranger_in(root);
+  // Returns nullptr for what the file lacks; a parameter may have such a name.
+  const auto find = [&](const char* key) {
+    return is_model_alone ? nullptr : root.find(key);
+  };
+  if (const auto* value = find("EPOCHS_RUN")) {
+    snapshot.epochs_run = need<int64_t>(*value, "EPOCHS_RUN", "an int");
+  } else {
+    snapshot.absent.insert("epochs_run");
+  }
+  if (const auto* value = find("STEP")) {
+    snapshot.step = need<int64_t>(*value, "STEP", "an int");
+  } else {
+    snapshot.absent.insert("step");
+  }
+  if (const auto* value = find("OPTIMIZER_STATE")) {
+    OptimizerState& optimizer = snapshot.optimizer_state.emplace();
+    try {
+      optimizer = optimizer_of(need<Dict>(*value, "OPTIMIZER_STATE", "a dict"));
+    } catch (const PickleError& error) {
+      optimizer.unreadable = error.what();
+    }
+  }
+  if (const auto* value = find("SCHEDULER_STATE")) {
+    try {
+      if (is_counter(need<Dict>(*value, "SCHEDULER_STATE", "a dict"))) {
+        throw PickleError("SCHEDULER_STATE is not a dict by names");
+      }
+      snapshot.scheduler_state = state_tree_of(*value);
+    } catch (const PickleError& error) {
+      snapshot.scheduler_unreadable = error.what();
+    }
+  }
+  if (const auto* value = find("SAMPLER_STATE")) {
     for (const auto& [key, item] :
          need<Dict>(*value, "SAMPLER_STATE", "a dict").items) {
       snapshot.sampler_state.emplace(
           need<std::string>(key, "a key of SAMPLER_STATE", "a str"),
           need<int64_t>(item, "a value of SAMPLER_STATE", "an int"));
     }
+  } else {
+    snapshot.absent.insert("sampler_state");
   }
-  if (const auto* value = root.find("GENERATOR_STATES")) {
+  if (const auto* value = find("GENERATOR_STATES")) {
     for (const PickleValue& item :
          need<List>(*value, "GENERATOR_STATES", "a list")) {
       snapshot.generator_states.push_back(
           need<at::Tensor>(item, "a generator's state", "a tensor"));
     }
   }
-  if (const auto* value = root.find("METADATA")) {
-    for (const auto& [key, item] :
-         need<Dict>(*value, "METADATA", "a dict").items) {
-      snapshot.metadata.emplace(
-          need<std::string>(key, "a key of METADATA", "a str"),
-          need<std::string>(item, "a value of METADATA", "a str"));
-    }
+  if (const auto metadata = texts_of(find("METADATA"))) {
+    snapshot.metadata = *metadata;
+  } else {
+    snapshot.absent.insert("metadata");
   }
-  if (const auto* value = root.find("ITEMS")) {
+  if (const auto* value = find("ITEMS")) {
     for (const auto& [key, item] :
          need<Dict>(*value, "ITEMS", "a dict").items) {
       const auto& state = need<Dict>(item, "an item", "a dict");
@@ -417,6 +489,9 @@ Snapshot snapshot_of(const PickleValue& tree) {
         read.values = state_tree_of(*values);
       }
       read.tensors = tensors_of(need<Dict>(state, "tensors", "a dict"));
+      for (const auto& [name, tensor] : read.tensors) {
+        if (!tensor.defined()) throw PickleError(name + " is not a tensor");
+      }
     }
   }
   return snapshot;

@@ -17,12 +17,14 @@ PickleValue tree_of(const NamedTensors& tensors);
 // ignored. Throws PickleError.
 Snapshot snapshot_of(const PickleValue& tree);
 
-// Returns only the model of such a dict. Throws PickleError.
+// Returns only the model of such a dict. A module's `_extra_state` that is not
+// a tensor has its name, and an undefined tensor. Throws PickleError.
 NamedTensors model_of(const PickleValue& tree);
 
-// Returns the state_dict under `key` of such a dict, which may hold anything
-// else. Throws PickleError if the tree is not a dict, std::invalid_argument if
-// it has no such key, or if the entry is not a state_dict.
+// Returns the state_dict under `key` of such a dict, in the same way. The dict
+// may hold anything else. Throws PickleError if the tree is not a dict,
+// std::invalid_argument if it has no such key, or if the entry is not a
+// state_dict.
 NamedTensors entry_of(const PickleValue& tree, const std::string& key);
 
 }  // namespace lockstep::internal

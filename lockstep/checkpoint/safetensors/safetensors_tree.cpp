@@ -97,6 +97,8 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
   }
   Json json = numbers_of(snapshot);
   json["format"] = kFormat;
+  const auto absent = still_absent(snapshot);
+  if (!absent.empty()) json["absent"] = absent;
   json["generator_states"] = snapshot.generator_states.size();
   if (snapshot.optimizer_state) {
     Json state = Json::object();
@@ -136,6 +138,7 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
 Snapshot snapshot_of(const SafetensorsTree& tree) {
   Snapshot snapshot;
   if (tree.description.empty()) {
+    snapshot = without_numbers();
     snapshot.model_state = tree.tensors;
     return snapshot;
   }
@@ -145,6 +148,7 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
                              ", but this version of Lockstep reads only 1");
   }
   take_numbers(json, snapshot);
+  snapshot.absent = json.value("absent", std::set<std::string>());
   if (json.contains("optimizer_state")) {
     OptimizerState& optimizer = snapshot.optimizer_state.emplace();
     const Json& stored = json.at("optimizer_state");

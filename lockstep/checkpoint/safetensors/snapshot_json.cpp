@@ -147,6 +147,20 @@ Json numbers_of(const Snapshot& snapshot) {
   return json;
 }
 
+Snapshot without_numbers() {
+  return {.absent = {"epochs_run", "step", "sampler_state", "metadata"}};
+}
+
+std::set<std::string> still_absent(const Snapshot& snapshot) {
+  std::set<std::string> absent = snapshot.absent;
+  const Snapshot unset;
+  if (snapshot.epochs_run != unset.epochs_run) absent.erase("epochs_run");
+  if (snapshot.step != unset.step) absent.erase("step");
+  if (!snapshot.sampler_state.empty()) absent.erase("sampler_state");
+  if (!snapshot.metadata.empty()) absent.erase("metadata");
+  return absent;
+}
+
 Json scheduler_json(const StateTree& state) {
   if (!state.as<StateTree::Dict>()) {
     throw std::invalid_argument(

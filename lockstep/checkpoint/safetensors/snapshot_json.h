@@ -2,6 +2,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "lockstep/checkpoint/snapshot.h"
@@ -33,6 +34,11 @@ inline constexpr int kSnapshotJsonDepth = 32;
 // Sets these members from such an object. Throws std::runtime_error or a JSON
 // error if one is missing or has another type.
 void take_numbers(const nlohmann::json& json, Snapshot& snapshot);
+
+// Returns what files without these members have.
+Snapshot without_numbers();
+// Returns those of Snapshot::absent that have not been set since.
+std::set<std::string> still_absent(const Snapshot& snapshot);
 
 // Moves tensors into `tensors`, under `prefix`, and returns the rest as JSON.
 // Numbers that are not finite are the texts "inf", "-inf" and "nan".

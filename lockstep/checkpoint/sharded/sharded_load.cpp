@@ -14,6 +14,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/mapped_tensors.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
@@ -208,6 +209,46 @@ class KnownParameters {
   std::set<const c10::TensorImpl*> stepped_;
 };
 
+// Returns the hyperparameters that a folder of PyTorch's has for a parameter.
+std::map<std::string, at::Tensor> options_of(const TensorFiles& files,
+                                             const std::string& parameter) {
+  const std::string prefix = kOptionPrefix + parameter + ".";
+  std::map<std::string, at::Tensor> options;
+  for (const std::string& key : keys_under(files, prefix)) {
+    options[key] = read_tensor(files, prefix + key).to(at::kDouble);
+  }
+  return options;
+}
+
+// Returns those of a group, which must be the same for all its parameters. What
+// is saved for none of them is not there.
+std::map<std::string, at::Tensor> options_of(const TensorFiles& files,
+                                             size_t number,
+                                             const NamedGroup& group) {
+  std::map<std::string, at::Tensor> options;
+  std::string first;
+  for (const std::string& name : group.params) {
+    if (name.empty()) continue;
+    auto own = options_of(files, name);
+    if (own.empty()) continue;
+    if (first.empty()) {
+      first = name;
+      options = std::move(own);
+      continue;
+    }
+    const auto different = std::ranges::find_if(options, [&](const auto& one) {
+      const auto found = own.find(one.first);
+      return found == own.end() || !found->second.equal(one.second);
+    });
+    if (different == options.end()) continue;
+    refuse_optimizer("the optimizer's group " + std::to_string(number) +
+                     " has " + first + " and " + name +
+                     ", which were saved with different " + different->first +
+                     ", in two groups");
+  }
+  return options;
+}
+
 // Returns the saved hyperparameters, with this optimizer's numbers of the
 // parameters. If `listed` is not null, the manifest has these groups. A folder
 // of PyTorch's may have some of them as tensors
@@ -249,17 +290,13 @@ OptimizerState saved_groups(const TensorFiles& files,
     return groups;
   }
   for (size_t g = 0; g < own_names.size(); ++g) {
-    if (own_names[g].params.empty()) continue;
-    const std::string prefix =
-        kOptionPrefix + own_names[g].params.front() + ".";
-    for (const std::string& key : keys_under(files, prefix)) {
-      const at::Tensor value = read_tensor(files, prefix + key).to(at::kDouble);
+    for (const auto& [key, value] : options_of(files, g, own_names[g])) {
+      auto& option = groups.param_groups[g].options[key];
       if (value.dim() == 0) {
-        groups.param_groups[g].options[key] = value.item<double>();
+        option = value.item<double>();
       } else if (value.dim() == 1) {
         const auto* numbers = value.const_data_ptr<double>();
-        groups.param_groups[g].options[key] =
-            std::vector<double>(numbers, numbers + value.numel());
+        option = std::vector<double>(numbers, numbers + value.numel());
       }
     }
   }
@@ -455,7 +492,7 @@ class FolderLoad {
     std::exception_ptr failure;
     try {
       if (options_.will_save) {
-        check_for_folder(state_, {});
+        mine["claims"] = claims_before_training(state_, {});
         require_loadable(state_);
       }
       if (options_.will_save && optimizer_failure_) {
@@ -477,6 +514,11 @@ class FolderLoad {
     }
     const auto all = ranks_.gather_objects(mine);
     throw_first_failure(all, failure);
+    if (options_.will_save && !ranks_.are_imagined()) {
+      std::vector<Json> claims;
+      for (const Json& rank : all) claims.push_back(rank.at("claims"));
+      require_same_training(claims);
+    }
     return all.front().at("candidates").get<std::vector<std::string>>();
   }
 
@@ -733,13 +775,9 @@ class FolderLoad {
     }
     throw_first_failure(ranks_.gather_objects(mine), failure);
     if (ready_.generator) set_generator_state(*ready_.generator);
-    const Snapshot numbers = ready_.files->manifest()
-                                 ? ready_.files->manifest()->numbers
-                                 : Snapshot();
-    state_.epochs_run = numbers.epochs_run;
-    state_.step = numbers.step;
-    state_.sampler_state = numbers.sampler_state;
-    state_.metadata = numbers.metadata;
+    const auto& manifest = ready_.files->manifest();
+    restore_numbers(manifest ? manifest->numbers : without_numbers(), state_,
+                    ready_.parts.not_restored);
   }
 
   const std::string path_;
@@ -818,8 +856,8 @@ void verify_tensor_files(const TensorFiles& files) {
 }
 
 Snapshot read_snapshot_folder(const TensorFiles& files) {
-  Snapshot snapshot;
-  if (files.manifest()) snapshot = files.manifest()->numbers;
+  Snapshot snapshot =
+      files.manifest() ? files.manifest()->numbers : without_numbers();
   snapshot.model_state = read_weights(files);
   snapshot.digest = files.digest();
   const auto generators = files.names_under(kGeneratorPrefix);

@@ -67,10 +67,26 @@ void require_same_optimizers(const std::vector<Json>& all) {
   std::map<std::string, std::pair<size_t, size_t>> groups;  // and the rank
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Json& mine = all[rank];
-    bool same = mine.is_null() == all[0].is_null();
-    if (same && mine.is_null()) continue;
-    same = same && mine.at("groups").size() == all[0].at("groups").size();
-    for (size_t g = 0; same && g < mine.at("groups").size(); ++g) {
+    if (mine.is_null() != all[0].is_null()) {
+      throw std::invalid_argument(
+          "rank " + std::to_string(rank) +
+          (mine.is_null() ? " has no optimizer, and rank 0 has one"
+                          : " has an optimizer, and rank 0 has none") +
+          "; set TrainingState::optimizer on all ranks or on none");
+    }
+    if (mine.is_null()) continue;
+    const size_t own_count = mine.at("groups").size();
+    const size_t first_count = all[0].at("groups").size();
+    if (own_count != first_count) {
+      throw std::invalid_argument(
+          "the optimizer of rank " + std::to_string(rank) + " has " +
+          std::to_string(own_count) +
+          " parameter groups, and that of rank 0 has " +
+          std::to_string(first_count) +
+          "; ranks that save together need the same groups");
+    }
+    bool same = true;
+    for (size_t g = 0; g < own_count; ++g) {
       const Json& group = mine.at("groups")[g];
       same = group.at("options") == all[0].at("groups")[g].at("options");
       for (const auto& name : group.at("params")) {
@@ -108,6 +124,43 @@ void require_same_optimizers(const std::vector<Json>& all) {
   }
 }
 
+// Leaves of optimizer_claims_of() the names of hyperparameters, and the
+// parameters.
+void keep_structure(Json& claims) {
+  if (claims.is_null()) return;
+  claims["steps"] = Json::object();
+  for (Json& group : claims["groups"]) {
+    Json options =
+        Json::parse(group.at("options").get_ref<const std::string&>());
+    for (Json& value : options) value = nullptr;
+    group["options"] = options.dump();
+  }
+}
+
+// Returns the member `name` of what each rank tells.
+std::vector<Json> told(const std::vector<Json>& all, const char* name) {
+  std::vector<Json> members;
+  for (const Json& rank : all) members.push_back(rank.at(name));
+  return members;
+}
+
+// Throws unless what the ranks tell makes one snapshot.
+SavePlan plan_of_ranks(const std::vector<Json>& all) {
+  const std::vector<Json> kinds = told(all, "kinds");
+  require_same_items(kinds);
+  for (const auto& [name, kind] : kinds.front().items()) {
+    if (kind != kOptimizerKind) continue;
+    std::vector<Json> optimizers;
+    for (const Json& rank : all) {
+      optimizers.push_back(rank.at("items").at(name));
+    }
+    require_same_optimizers(optimizers);
+  }
+  require_names_differ(told(all, "stages"));
+  require_same_optimizers(told(all, "optimizer"));
+  return plan_save(told(all, "claims"));
+}
+
 // Adds the parameters of the ranks' groups that are missing, in rank order.
 void add_params(const std::vector<Json>& all, std::vector<NamedGroup>& groups) {
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -119,35 +172,6 @@ void add_params(const std::vector<Json>& all, std::vector<NamedGroup>& groups) {
       }
     }
     groups[g].params = std::move(params);
-  }
-}
-
-// Members of what a rank tells of an item.
-constexpr const char* kKind = "kind";
-constexpr const char* kValue = "value";
-constexpr const char* kOptimizer = "an optimizer";
-
-// Throws unless all ranks have items of the same names and kinds.
-void require_same_items(const std::vector<Json>& all) {
-  const Json& first = all[0].at("items");
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    const Json& mine = all[rank].at("items");
-    for (const auto& [items, other, has, lacks] :
-         {std::tuple(&first, &mine, size_t{0}, rank),
-          std::tuple(&mine, &first, rank, size_t{0})}) {
-      for (const auto& [name, item] : items->items()) {
-        const auto found = other->find(name);
-        const auto kind = item.at(kKind).get<std::string>();
-        if (found != other->end() && found->at(kKind) == kind) continue;
-        throw std::invalid_argument(
-            "the item \"" + name + "\" is " + kind + " on rank " +
-            std::to_string(has) + ", and rank " + std::to_string(lacks) +
-            (found == other->end()
-                 ? " does not have it"
-                 : " has " + found->at(kKind).get<std::string>()) +
-            "; give TrainingState::items of all ranks the same items");
-      }
-    }
   }
 }
 
@@ -178,12 +202,29 @@ void require_for_folder(const TrainingState& state,
 
 }  // namespace
 
-void check_for_folder(const TrainingState& state,
-                      const SnapshotOptions& options) {
+Json claims_before_training(const TrainingState& state,
+                            const SnapshotOptions& options) {
   require_for_folder(state, options);
   SaveFiles files;
   Json mine;
   ShardedSave(options, files).collect(state, known_state_of, mine);
+  // What a load or training may still make equal is left out.
+  keep_structure(mine["optimizer"]);
+  for (const auto& [name, kind] : mine.at("kinds").items()) {
+    if (kind == kOptimizerKind) keep_structure(mine["items"][name]);
+  }
+  std::vector<TensorShard> shards;
+  add_model(*state.model, kModelPrefix, shards);
+  for (const auto& [name, item] : state.items) {
+    if (item.module()) add_model(*item.module(), name + ".", shards);
+  }
+  mine["claims"] = claims_of(shards);
+  mine["stages"] = stages_of(*state.model, /*buffers=*/false);
+  return mine;
+}
+
+void require_same_training(const std::vector<Json>& claims) {
+  (void)plan_of_ranks(claims);
 }
 
 ShardedSave::ShardedSave(const SnapshotOptions& options, SaveFiles& files)
@@ -275,6 +316,7 @@ void ShardedSave::collect(
   mine = {{"optimizer", std::move(claims_of_optimizer)},
           {"tied", tied_names(*state.model)},
           {"stages", stages_of(*state.model, /*buffers=*/true)},
+          {"kinds", kinds_of_items(state)},
           {"items", std::move(items_of_ranks)},
           {"claims", claims_of(shards_)}};
 }
@@ -290,7 +332,6 @@ void ShardedSave::add_items(const TrainingState& state,
         if (!tensor.is_parameter) buffers_.insert(prefix + tensor.name);
       }
       stored.values.emplace_back();
-      of_ranks[name] = {{kKind, "a module"}};
       continue;
     }
     if (item.optimizer()) {
@@ -303,10 +344,8 @@ void ShardedSave::add_items(const TrainingState& state,
           values_of_groups(groups, own.groups.averager_step));
       const bool is_sharded =
           dynamic_cast<OptimizerShards*>(item.optimizer()) != nullptr;
-      of_ranks[name] = {
-          {kKind, kOptimizer},
-          {kValue, optimizer_claims_of(own, groups, module, state_prefix,
-                                       shards_, is_sharded)}};
+      of_ranks[name] = optimizer_claims_of(own, groups, module, state_prefix,
+                                           shards_, is_sharded);
       continue;
     }
     ItemState saved = item.state_dict();
@@ -315,9 +354,8 @@ void ShardedSave::add_items(const TrainingState& state,
         item_json(name, saved.values);  // throws here, not later
     stored.per_rank = item.is_per_rank();
     if (stored.per_rank) {
-      of_ranks[name] = {{kKind, "an object of each rank"}, {kValue, values}};
+      of_ranks[name] = values;
     } else {
-      of_ranks[name] = {{kKind, "an object"}};
       stored.values.push_back(std::move(saved.values));
     }
     const std::string own_prefix =
@@ -351,23 +389,16 @@ void ShardedSave::add_scheduler(const ResumableScheduler& scheduler) {
 }
 
 void ShardedSave::make_plan(const std::vector<Json>& all) {
-  std::vector<Json> claims;
-  std::vector<Json> optimizers;
-  std::vector<Json> stages;
   for (const Json& rank : all) {
-    stages.push_back(rank.at("stages"));
-    claims.push_back(rank.at("claims"));
-    optimizers.push_back(rank.at("optimizer"));
     for (const auto& [name, first] : rank.at("tied").items()) {
       manifest_.tied.try_emplace(name, first.get<std::string>());
     }
   }
-  require_same_items(all);
+  plan_ = plan_of_ranks(all);
   for (auto& [name, item] : manifest_.items) add_ranks_of_item(all, name, item);
-  require_names_differ(stages);
-  require_same_optimizers(optimizers);
-  if (manifest_.param_groups) add_params(optimizers, *manifest_.param_groups);
-  plan_ = plan_save(claims);
+  if (manifest_.param_groups) {
+    add_params(told(all, "optimizer"), *manifest_.param_groups);
+  }
   manifest_.tensors = plan_.tensors;
   entries_ = entries_of(plan_, rank_, shards_);
   for (PlannedEntry& entry : replicas_of(plan_, rank_, shards_)) {
@@ -381,13 +412,12 @@ void ShardedSave::add_ranks_of_item(const std::vector<Json>& all,
                                     Manifest::Item& item) const {
   std::vector<Json> values;
   for (const Json& rank : all) {
-    const Json& of_rank = rank.at("items").at(name);
-    if (of_rank.contains(kValue)) values.push_back(of_rank.at(kValue));
+    const auto found = rank.at("items").find(name);
+    if (found != rank.at("items").end()) values.push_back(*found);
   }
   if (item.per_rank) {
     for (const Json& one : values) item.values.push_back(item_values_of(one));
   } else if (!values.empty()) {
-    require_same_optimizers(values);
     auto groups = groups_of_values(item.values.front());
     add_params(values, groups);
     item.values.front() =

@@ -19,10 +19,16 @@
 
 namespace lockstep::internal {
 
-// Throws std::invalid_argument if a folder of snapshots cannot hold the parts
-// of `state` as far as they are known before the first step. Not collective.
-void check_for_folder(const TrainingState& state,
-                      const SnapshotOptions& options);
+// Returns what this rank has to save as far as it is known before training, and
+// does not change then. Throws std::invalid_argument if a folder of snapshots
+// cannot hold it. Not collective.
+nlohmann::json claims_before_training(const TrainingState& state,
+                                      const SnapshotOptions& options);
+
+// Throws std::invalid_argument, the same on all ranks, if the ranks cannot save
+// together: other items, optimizers or shapes. `claims`: those of all ranks, in
+// rank order.
+void require_same_training(const std::vector<nlohmann::json>& claims);
 
 // A save into a folder of snapshots, to which every rank writes its part.
 //
@@ -46,12 +52,12 @@ class ShardedSave final : public Save {
   std::string commit(const Ranks& ranks) override;
 
  private:
-  friend void check_for_folder(const TrainingState& state,
-                               const SnapshotOptions& options);
+  friend nlohmann::json claims_before_training(const TrainingState& state,
+                                               const SnapshotOptions& options);
   // TrainingState::optimizer as "", and the items that are optimizers.
   using OptimizerStates = std::map<std::string, OptimizerShards::State>;
 
-  // A save of one rank that is not made, for check_for_folder().
+  // A save of one rank that is not made, for claims_before_training().
   ShardedSave(const SnapshotOptions& options, SaveFiles& files);
 
   // Finds out what this rank has, and what it tells the others: `mine`.

@@ -5,24 +5,16 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <array>
 #include <stdexcept>
-#include <string_view>
 #include <tuple>
 
+#include "lockstep/base/scheduler_values.h"
 #include "lockstep/optim/lr_scheduler/state_fields.h"
 
 namespace lockstep::internal {
 namespace {
 
 using torch::optim::OptimizerOptions;
-
-// The names of all numbers that schedulers keep. A snapshot also has those of
-// the optimizer in the same dict.
-constexpr std::array<std::string_view, 6> kValueNames{
-    "initial_lr",    "max_lr",       "min_lr",
-    "base_momentum", "max_momentum", "swa_lr"};
 
 // Calls `change` with the momentum or beta1 in `options`; returns false if
 // there is neither.
@@ -115,8 +107,8 @@ std::function<void()> SchedulerGroups::prepare_load(const StateTree* state,
     const auto* dict = item.as<StateTree::Dict>();
     if (!dict) refuse_state(scheduler, "param_groups is not a list of dicts");
     for (const auto& [name, number] : dict->items) {
-      if (std::find(kValueNames.begin(), kValueNames.end(), name) !=
-          kValueNames.end()) {
+      // A snapshot also has the optimizer's numbers in the same dict.
+      if (is_scheduler_value(name)) {
         group[name] = number_in(number, scheduler, name);
       }
     }

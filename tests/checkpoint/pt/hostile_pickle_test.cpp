@@ -99,9 +99,13 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
       refusal("\x80\x02}("s + text("a") + good + text("a") + good + "u."),
       HasSubstr("twice"));
   EXPECT_THAT(refusal("\x80\x02N."s), HasSubstr("not a dict"));
+  // Only a run that has a scheduler refuses what is not the state of one.
   const auto scheduler = [&](const std::string& value) {
-    return refusal("\x80\x02}("s + text("MODEL_STATE") + "}" +
-                   text("SCHEDULER_STATE") + value + "u.");
+    const std::string refused =
+        refusal("\x80\x02}("s + text("MODEL_STATE") + "}" +
+                text("SCHEDULER_STATE") + value + "u.");
+    return refused.empty() ? load_snapshot_file(path).scheduler_unreadable
+                           : refused;
   };
   const std::string counter = "ccollections\nCounter\n";
   const std::string counts = "}(" + one + two + "u";

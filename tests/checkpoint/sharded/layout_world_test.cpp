@@ -398,7 +398,10 @@ WORLD_TEST(LayoutSnapshot, AnOptimizerThatLacksAParameterIsRefused, 2) {
   TrainingState other{.model = run.model,
                       .optimizer = world.rank == 1 ? &fewer : &*run.optimizer};
   EXPECT_THAT(message_of([&] { load_snapshot(path, other); }),
-              HasSubstr("the optimizer's does not"));
+              HasSubstr("the optimizer of rank 1 does not have the parameter"));
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(path, other, {.will_save = false}); }),
+      HasSubstr("the optimizer's does not"));
 }
 
 WORLD_TEST(LayoutSnapshot, AFileIsRefusedAndTheWholeModelIsGathered, 1, 2, 4) {

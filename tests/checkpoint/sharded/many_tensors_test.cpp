@@ -6,12 +6,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
+#include "lockstep/checkpoint/training_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/written_folder.h"
 #include "tests/harness/message_of.h"
@@ -28,15 +30,23 @@ constexpr size_t kRanks = 64;
 constexpr size_t kTensors = 10'000;
 constexpr size_t kDivided = 50;  // over all ranks
 
-// Returns how many bytes this process has read from files.
-uint64_t bytes_read() {
+// What this process has done with files.
+struct FileWork {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t writes = 0;
+};
+
+FileWork file_work() {
   std::ifstream io("/proc/self/io");
+  std::map<std::string, uint64_t> counts;
   std::string name;
   uint64_t count = 0;
-  io >> name >> count;
-  EXPECT_EQ(name, "rchar:");
-  return count;
+  while (io >> name >> count) counts[name] = count;
+  return {counts.at("rchar:"), counts.at("wchar:"), counts.at("syscw:")};
 }
+
+uint64_t bytes_read() { return file_work().bytes_read; }
 
 TEST(StrictJson, AnObjectOfManyObjectsIsReadInOnePass) {
   // With a look at all members for each one this would take hours.
@@ -162,6 +172,43 @@ TEST_F(ManyTensors, WhoNeedsAllReadsEachHeaderOnce) {
     ASSERT_EQ(tensor.shape, same.shape) << name;
     ASSERT_EQ(tensor.parts.size(), same.parts.size()) << name;
     ASSERT_TRUE(read_tensor(files, name).equal(read_tensor(old, name))) << name;
+  }
+}
+
+// A save writes each byte once, in few calls, and reads none.
+TEST(ManyTensorsSaved, ASaveWritesEachByteOnce) {
+  const TemporaryFolder temporary;
+  const auto model = std::make_shared<torch::nn::Module>();
+  for (size_t i = 0; i < kTensors; ++i) {
+    model->register_parameter("w" + std::to_string(i), torch::zeros({2}));
+  }
+  torch::optim::SGD optimizer(model->parameters(),
+                              torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (const auto& parameter : model->parameters()) {
+    parameter.mutable_grad() = torch::ones({2});
+  }
+  optimizer.step();
+  const TrainingState state{.model = model, .optimizer = &optimizer};
+  for (const char* name : {"many/", "many.pt", "many.safetensors"}) {
+    const std::string path = temporary.file(name);
+    const FileWork before = file_work();
+    const std::string written = save_snapshot(path, state);
+    const FileWork after = file_work();
+    uint64_t bytes = 0;
+    if (fs::is_directory(written)) {
+      for (const auto& entry : fs::directory_iterator(written)) {
+        bytes += entry.file_size();
+      }
+    } else {
+      bytes = fs::file_size(written);
+    }
+    EXPECT_GE(bytes, 2 * kTensors * 2 * sizeof(float)) << name;
+    EXPECT_LE(after.bytes_written - before.bytes_written, bytes + 4096) << name;
+    EXPECT_LE(after.bytes_read - before.bytes_read, 4096) << name;
+    // A tensor of a .pt file is an entry of its own, with a header before it
+    // and one in the directory.
+    EXPECT_LE(after.writes - before.writes, 2 * kTensors * 8) << name;
+    EXPECT_EQ(load_snapshot_file(written).model_state.size(), kTensors);
   }
 }
 

@@ -149,12 +149,21 @@ at::Tensor without_repetitions(const at::Tensor& tensor, const at::Tensor& as) {
   return result;
 }
 
-double norm_of(const at::Tensor& whole) {
+bool has_too_many_elements(const at::Tensor& tensor) {
+  const auto held =
+      tensor.storage().nbytes() / static_cast<size_t>(tensor.element_size());
+  return tensor.numel() > std::max(static_cast<int64_t>(held), kElementsAtOnce);
+}
+
+std::optional<double> norm_of(const at::Tensor& whole) {
   const auto distinct = without_repetitions(whole, whole);
   if (distinct.numel() < whole.numel()) {
-    return norm_of(distinct) * std::sqrt(static_cast<double>(whole.numel()) /
-                                         static_cast<double>(distinct.numel()));
+    const auto norm = norm_of(distinct);
+    if (!norm) return norm;
+    return *norm * std::sqrt(static_cast<double>(whole.numel()) /
+                             static_cast<double>(distinct.numel()));
   }
+  if (has_too_many_elements(whole)) return std::nullopt;
   // A conjugate has the same norm.
   const auto tensor = whole.is_conj() ? whole.conj() : whole;
   const auto flat =
@@ -208,7 +217,7 @@ std::string listing_table(const StoredSnapshot& snapshot,
     if (!verification) continue;
     const auto& [checksum, norm] = verification->tensors.at(i);
     row.emplace_back(text_of(checksum));
-    row.push_back(checksum == Checksum::kDamaged ? "" : number_text(norm));
+    row.push_back(norm ? number_text(*norm) : "");
   }
   std::string text = summary(snapshot);
   if (!tensors.empty()) text += "\n" + table_text(rows, right);
@@ -238,8 +247,7 @@ std::string listing_json(const StoredSnapshot& snapshot,
       const auto& [checksum, norm] = verification->tensors.at(i);
       one["checksum"] = text_of(checksum);
       // JSON has neither NaN nor infinity: they become null.
-      one["norm"] =
-          checksum == Checksum::kDamaged ? ordered_json() : ordered_json(norm);
+      one["norm"] = norm ? ordered_json(*norm) : ordered_json();
     }
     rows.push_back(std::move(one));
   }

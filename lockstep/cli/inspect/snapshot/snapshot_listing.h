@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,16 +24,20 @@ std::string bytes_text(double bytes);
 // tensor, a file has few elements, whatever its shape is.)
 at::Tensor without_repetitions(const at::Tensor& tensor, const at::Tensor& as);
 
+// Whether it has many more elements than memory, because its strides overlap
+// (1, 1). Nobody looks at each of them: 8 MB may have 2^40.
+bool has_too_many_elements(const at::Tensor& tensor);
+
 // Returns the Euclidean norm of all elements, computed in float64; NaN if an
-// element is NaN.
-double norm_of(const at::Tensor& tensor);
+// element is NaN; none if there are too many.
+std::optional<double> norm_of(const at::Tensor& tensor);
 
 // What is found if all tensors are read.
 struct SnapshotVerification {
   struct Tensor {
     enum class Checksum { kOk, kNone, kDamaged };
     Checksum checksum = Checksum::kOk;
-    double norm = 0;  // not if damaged
+    std::optional<double> norm{};  // none if damaged
   };
   std::vector<Tensor> tensors{};  // as StoredSnapshot::tensors()
   // A line for each damage, which names the file and the tensor.
