@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/parallel/data_parallel/data_parallel.h"
+#include "tests/harness/message_of.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -124,14 +125,18 @@ TEST(DataParallelReplicas, WithMemoryOfTheirOwnFollowTheModule) {
   EXPECT_THROW(stale.backward(), c10::Error);
 }
 
-template <typename Run>
-std::string message_of(Run&& run) {
-  try {
-    run();
-  } catch (const std::invalid_argument& error) {
-    return error.what();
+TEST(DataParallelReplicas, WithMemoryOfTheirOwnMustNotBeWritten) {
+  torch::nn::Linear linear(3, 3);
+  Replicas replicas(*linear, {at::kCPU, at::kCPU}, ReplicaMemory::kOwn);
+  replicas.refresh(*linear, 2);
+  EXPECT_NO_THROW(replicas.require_unwritten());
+  {
+    const torch::NoGradGuard no_grad;
+    replicas[1].named_parameters()["bias"].mul_(2);
   }
-  return "nothing was thrown";
+  EXPECT_THROW(replicas.require_unwritten(), std::logic_error);
+  replicas.refresh(*linear, 2);
+  EXPECT_NO_THROW(replicas.require_unwritten());
 }
 
 TEST(DataParallelReplicas, ModuleWithoutCloneIsNamed) {

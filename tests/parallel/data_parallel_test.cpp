@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "lockstep/parallel/checkpointing/checkpoint.h"
+#include "tests/harness/message_of.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -401,6 +402,119 @@ TEST(DataParallel, OneDeviceIsAPlainForward) {
   DataParallel<std::shared_ptr<MeanImpl>> model(std::make_shared<MeanImpl>(),
                                                 {.device_ids = {at::kCPU}});
   EXPECT_EQ(model(torch::ones({4})).dim(), 0);
+}
+
+struct InPlaceImpl : torch::nn::Cloneable<InPlaceImpl> {
+  InPlaceImpl() { reset(); }
+  void reset() override { linear = register_module("linear", whole_linear()); }
+  at::Tensor forward(const at::Tensor& x) { return linear(x.relu_()); }
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(InPlace);
+
+// Regression: the first replica's relu_() changed the caller's tensor without a
+// word to autograd. What was computed from it before and afterwards got wrong
+// gradients.
+TEST(DataParallel, ArgumentsThatForwardWritesAreAsInOneProcess) {
+  for (const size_t devices : {1, 2, 3}) {
+    for (const int64_t rows : {1, 5}) {
+      SCOPED_TRACE(c10::str(devices, " devices, ", rows, " rows"));
+      InPlace module;
+      auto single = twin(module);
+      DataParallel<InPlace> model(
+          module, {.device_ids = std::vector<at::Device>(devices, at::kCPU)});
+      const auto numbers = whole_numbers({rows, 3});
+      const auto both = [&](const auto& run) {
+        auto x = numbers.clone().requires_grad_();
+        auto x_single = numbers.clone().requires_grad_();
+        const auto said = message_of([&] { run(model, x); });
+        EXPECT_EQ(message_of([&] { run(single, x_single); }).empty(),
+                  said.empty());
+        if (!said.empty()) return said;
+        EXPECT_TRUE(x.grad().equal(x_single.grad()));
+        expect_same_gradients(*module, *single);
+        return said;
+      };
+      // A residual use, after the write.
+      EXPECT_EQ(both([](auto& net, const at::Tensor& x) {
+                  const auto h = x * 2;
+                  const auto y = net(h);
+                  (y.sum() + h.pow(2).sum()).backward();
+                }),
+                "");
+      EXPECT_THAT(both([](auto& net, const at::Tensor& x) {
+                    net(x.sigmoid()).sum().backward();
+                  }),
+                  HasSubstr("modified by an inplace operation"));
+      EXPECT_THAT(both([](auto& net, const at::Tensor& x) { net(x); }),
+                  HasSubstr("a leaf Variable that requires grad"));
+      auto data = numbers.clone();
+      model(data);
+      EXPECT_TRUE(data.equal(numbers.relu()));
+    }
+  }
+}
+
+// Regression: CPU replicas saved the caller's memory for backward.
+TEST(DataParallel, WhatTheCallerWritesAfterForwardChangesNoGradient) {
+  auto module = whole_linear();
+  auto single = twin(module);
+  DataParallel<torch::nn::Linear> model(module, kTwo);
+  for (const auto& x :
+       {whole_numbers({5, 3}), whole_numbers({1, 3}).expand({5, 3})}) {
+    const auto kept = x.clone();
+    const auto y = model(x).square().sum();
+    x.slice(0, 0, 1).fill_(100);
+    y.backward();
+    single(kept).square().sum().backward();
+    expect_same_gradients(*module, *single);
+  }
+}
+
+TEST(DataParallel, ATensorThatIsGivenTwiceIsOne) {
+  struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
+    void reset() override {}
+    at::Tensor forward(const at::Tensor& x, const at::Tensor& same) {
+      x.mul_(3);
+      return same * 2;
+    }
+  };
+  const auto module = std::make_shared<TwiceImpl>();
+  DataParallel<std::shared_ptr<TwiceImpl>> model(module, kTwo);
+  const auto x = torch::ones({4, 3}).requires_grad_();
+  const auto h = x * 1;
+  model(h, h).sum().backward();
+  EXPECT_TRUE(x.grad().equal(torch::full({4, 3}, 6.)));
+}
+
+TEST(DataParallel, APieceMayGetAnotherShape) {
+  struct UnsqueezeImpl : torch::nn::Cloneable<UnsqueezeImpl> {
+    void reset() override {}
+    at::Tensor forward(const at::Tensor& x) { return x.unsqueeze_(1); }
+  };
+  DataParallel<std::shared_ptr<UnsqueezeImpl>> model(
+      std::make_shared<UnsqueezeImpl>(), kTwo);
+  const auto x = torch::ones({4, 3});
+  EXPECT_EQ(model(x).sizes(), at::IntArrayRef({4, 1, 3}));
+  EXPECT_EQ(x.sizes(), at::IntArrayRef({4, 3}));
+}
+
+// Regression: replicas of one device wrote the same memory at the same time,
+// and what others wrote was lost.
+TEST(DataParallel, AForwardThatWritesAParameterIsRefusedByName) {
+  const torch::nn::EmbeddingOptions options =
+      torch::nn::EmbeddingOptions(5, 3).max_norm(0.1);
+  const auto index = torch::tensor({0, 1, 2, 3});
+  const auto refused = HasSubstr("forward has written parameter 'weight'");
+  DataParallel<torch::nn::Embedding> model(torch::nn::Embedding(options), kTwo);
+  EXPECT_THAT(message_of([&] { model(index); }), refused);
+  {
+    const torch::NoGradGuard no_grad;
+    EXPECT_THAT(message_of([&] { model(index); }), refused);
+  }
+  DataParallel<torch::nn::Embedding> alone(torch::nn::Embedding(options),
+                                           {.device_ids = {at::kCPU}});
+  EXPECT_LT(alone(index).norm(2, 1).max().item<double>(), 0.1 + 1e-6);
 }
 
 TEST(DataParallel, RowsAlongAnotherDimension) {

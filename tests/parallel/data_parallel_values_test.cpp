@@ -224,6 +224,31 @@ TEST(DataParallelValues, OfTheUsersOwnType) {
   EXPECT_EQ(all.label, "twice");
 }
 
+TEST(DataParallelValues, LibTorchsOtherResults) {
+  torch::nn::AdaptiveLogSoftmaxWithLoss softmax(
+      torch::nn::AdaptiveLogSoftmaxWithLossOptions(8, 6, {2}));
+  DataParallel<torch::nn::AdaptiveLogSoftmaxWithLoss> classifier(
+      softmax, {.device_ids = kThreeDevices});
+  const auto x = torch::randn({5, 8});
+  const auto target = torch::tensor({0, 1, 2, 5, 4});
+  const auto joined = classifier(x, target);
+  const auto expected = softmax(x, target);
+  EXPECT_TRUE(joined.output.allclose(expected.output, 1e-5, 1e-6));
+  EXPECT_NEAR(joined.loss, expected.loss, 1e-6);
+
+  using State = std::tuple<at::Tensor, at::Tensor>;
+  using Result = std::tuple<at::Tensor, State>;
+  torch::nn::Sequential net(
+      torch::nn::Linear(3, 2),
+      torch::nn::LSTM(torch::nn::LSTMOptions(2, 2).batch_first(true)));
+  DataParallel<torch::nn::Sequential> recurrent(net,
+                                                {.device_ids = kThreeDevices});
+  const auto sequences = torch::randn({4, 5, 3});
+  const auto output = std::get<0>(recurrent.forward<Result>(sequences));
+  EXPECT_TRUE(output.allclose(std::get<0>(net->forward<Result>(sequences)),
+                              1e-5, 1e-6));
+}
+
 TEST(DataParallelValues, RecurrentModulesRun) {
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(3, 4).batch_first(true));
   DataParallel<torch::nn::LSTM> model(lstm, {.device_ids = kThreeDevices});

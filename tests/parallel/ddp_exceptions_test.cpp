@@ -161,9 +161,7 @@ WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
 
 // A rank skips a step whose loss is not finite. Regression: from then on its
 // iterations were averaged with the next ones of the others.
-WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamed, 2, 3) {
-  auto group =
-      init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
+void expect_skipped_backward_named(const World& world) {
   for (const bool delays : {false, true}) {
     auto net = small_net();
     DistributedDataParallelOptions options;
@@ -203,6 +201,18 @@ WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamed, 2, 3) {
                             HasSubstr("has skipped a step"))));
     }
   }
+}
+
+WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamed, 2, 3) {
+  auto group =
+      init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
+  expect_skipped_backward_named(world);
+}
+
+WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamedOnGlooThatChecks, 2) {
+  auto group = init_process_group(
+      "gloo", {.timeout = std::chrono::seconds(50), .check_calls = true});
+  expect_skipped_backward_named(world);
 }
 
 // Nothing compared the iterations of a hook, nor those of a model whose

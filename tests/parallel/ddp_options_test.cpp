@@ -246,6 +246,10 @@ WORLD_TEST(DdpMixedPrecision, TrainsInBfloat16AndStepsInFloat32, 2) {
     torch::optim::SGD optimizer(net->parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
+      {
+        const c10::InferenceMode inference;
+        EXPECT_EQ(model(rows()).scalar_type(), torch::kBFloat16);
+      }
       auto out = model(rows() * (world.rank + 1.0));
       EXPECT_EQ(out.scalar_type(), torch::kBFloat16);
       out.sum().backward();

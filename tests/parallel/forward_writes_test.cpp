@@ -133,6 +133,21 @@ struct ReturnsAView : WritesImpl {
     return y.pow(2).sum() + rows[0].sum();
   }
 };
+// The caller writes one of several results that share memory.
+struct ReturnsOverlaps : WritesImpl {
+  std::pair<at::Tensor, std::vector<at::Tensor>> forward(const at::Tensor& x) {
+    auto h = second(first(x).tanh());
+    auto hidden = (h + 1).tanh() * 2;
+    return {h.t(), {h, hidden.narrow(0, 0, 2), hidden.narrow(0, 1, 2)}};
+  }
+  template <typename Call>
+  static at::Tensor loss(const Call& call, const at::Tensor& x) {
+    auto [y, rows] = call(x);
+    y.mul_(3);
+    rows[2].pow_(2);
+    return y.sum() + rows[0].pow(2).sum() + rows[1].pow(3).sum();
+  }
+};
 // Its result was computed before, by the plain module.
 struct ReturnsItsMember : WritesImpl {
   void keep(const at::Tensor& x) { kept = second(first(x)).tanh() * 2; }
@@ -211,7 +226,9 @@ void expect_averages(const World& world) {
 }
 
 // What forward put into a reference argument was announced late, and with mixed
-// precision the argument was not cast, or an optional was refused.
+// precision the argument was not cast, or an optional was refused. A view that
+// the caller wrote gave other results of its memory new values and the old
+// history, so gradients were wrong.
 WORLD_TEST(ForwardWrites, ComesBackFromDistributedDataParallel, 1, 2, 3) {
   auto group = init_process_group();
   expect_averages<WritesATensor>(world);
@@ -221,6 +238,7 @@ WORLD_TEST(ForwardWrites, ComesBackFromDistributedDataParallel, 1, 2, 3) {
   expect_averages<WritesAPair>(world);
   expect_averages<WritesItsInput>(world);
   expect_averages<ReturnsAView>(world);
+  expect_averages<ReturnsOverlaps>(world);
   expect_averages<ReturnsItsMember>(world);
 }
 
@@ -241,6 +259,7 @@ WORLD_TEST(ForwardWrites, ComesBackWithMixedPrecision, 1, 2) {
   one_backward(static_cast<WritesAPair*>(nullptr));
   one_backward(static_cast<WritesItsInput*>(nullptr));
   one_backward(static_cast<ReturnsAView*>(nullptr));
+  one_backward(static_cast<ReturnsOverlaps*>(nullptr));
 }
 
 struct WritesAParameter : WritesImpl {
@@ -413,6 +432,7 @@ TEST(ForwardWrites, ComesBackFromACheckpoint) {
   expect_recomputes<WritesAVector>(false);
   expect_recomputes<WritesAnArray>(false);
   expect_recomputes<ReturnsAView>(false);
+  expect_recomputes<ReturnsOverlaps>(false);
   EXPECT_THAT(message_of([] { expect_recomputes<WritesItsInput>(false); }),
               HasSubstr("changed tensor 1 of its arguments in place"));
 }
@@ -424,6 +444,11 @@ TEST(ForwardWrites, AReentrantCheckpointRefusesReferences) {
               refused);
   EXPECT_THAT(message_of([] { expect_recomputes<WritesAVector>(true); }),
               refused);
+  // As any function of autograd that returns several views.
+  EXPECT_THAT(message_of([] { expect_recomputes<ReturnsAView>(true); }),
+              HasSubstr("is a view and is being modified inplace"));
+  EXPECT_THAT(message_of([] { expect_recomputes<ReturnsOverlaps>(true); }),
+              HasSubstr("is a view and is being modified inplace"));
   EXPECT_THAT(message_of([] { expect_recomputes<WritesItsInput>(true); }),
               HasSubstr("changed tensor 1 of its arguments in place"));
 }
@@ -438,6 +463,25 @@ TEST(ForwardWrites, ARecomputationThatWritesAParameterIsRefused) {
     EXPECT_THAT(message_of([&] { y.backward(); }),
                 HasSubstr("has written parameter 'first.weight'"));
   }
+}
+
+// A bug: that of a lambda did.
+TEST(ForwardWrites, ARecomputationOfALambdaThatWritesAParameterIsRefused) {
+  const auto x = torch::full({2, 4}, 2, torch::kDouble).requires_grad_();
+  WritesAParameter module;
+  const auto before = module.second(x);  // not a part of the region
+  const auto y =
+      checkpoint(
+          [&](const at::Tensor& t) { return module.forward(t) + before; }, x)
+          .sum();
+  EXPECT_THAT(message_of([&] { y.backward(); }),
+              HasSubstr("has written a parameter of shape [4, 4]"));
+  Renormed table;
+  const auto rows = checkpoint(
+      [&](const at::Tensor& index) { return table.forward(index).tanh(); },
+      torch::arange(3));
+  EXPECT_THAT(message_of([&] { rows.sum().backward(); }),
+              HasSubstr("has written a parameter of shape [5, 3]"));
 }
 
 }  // namespace

@@ -302,6 +302,23 @@ WORLD_TEST(WrappedModule, ATrainingPastTheWrapperIsSaidOnce, 1, 2) {
   }
 }
 
+// Regression: nothing was said if another wrapper had some of the parameters.
+WORLD_TEST(WrappedModule, ATrainingPastAWrapperBesideAnotherOneIsSaid, 2) {
+  auto group = init_process_group();
+  Training training(/*adam=*/true);
+  DistributedDataParallel<torch::nn::Linear> other(
+      training.model.module()->second);
+  const KeptWarnings kept;
+  training.wrapper();
+  other(torch::ones({2, 5}, torch::kDouble)).sum().backward();
+  training.step();
+  other(torch::ones({2, 5}, torch::kDouble)).sum().backward();
+  EXPECT_THAT(kept.texts(), ElementsAre());
+  training.step();
+  training.plain();
+  EXPECT_THAT(kept.texts(), ElementsAre(HasSubstr("parameter 'norm.")));
+}
+
 WORLD_TEST(WrappedModule, APlainBackwardBesideAForwardIsNotSaid, 2) {
   auto group = init_process_group();
   Training training(/*adam=*/true);

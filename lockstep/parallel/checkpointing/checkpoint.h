@@ -50,10 +50,11 @@ namespace lockstep {
 // The second call must compute the same as the first one. Before it the states
 // of the default generators (of the CPU, and of the GPUs of the arguments) and
 // autocast are restored. The function must not change its arguments in place
-// (std::invalid_argument), and a module's second call must not write its
-// parameters (CheckpointError). A module's buffers are updated by both calls
-// (the running statistics of a batch norm, as in Python). No parameter may
-// change between forward and backward.
+// (std::invalid_argument), and the second call must not write parameters
+// (CheckpointError; not seen in a function that is not a module with
+// use_reentrant, or if the tensors of its result are not found). Buffers are
+// updated by both calls (the running statistics of a batch norm, as in Python).
+// No parameter may change between forward and backward.
 //
 // Calls nest. Forward and backward may run in different threads. But if the
 // function draws random numbers, no other thread may draw from the same

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 #include <torch/nn/module.h>
@@ -170,13 +171,24 @@ class TypedCall final : public CheckpointedCall {
 
   template <typename... Given>
   Result first(Given&&... args) {
-    return call_forward(function_, std::forward<Given>(args)...);
+    const auto since = at::sequence_number::peek();
+    Result result = call_forward(function_, std::forward<Given>(args)...);
+    if constexpr (has_known_tensors<Result>()) {
+      if (module_in(function_) == nullptr) {
+        std::vector<at::Tensor> tensors;
+        visit_tensors(result, [&](const at::Tensor& tensor) {
+          if (tensor.defined()) tensors.push_back(tensor);
+        });
+        leaves_ = leaves_since(tensors, since);
+      }
+    }
+    return result;
   }
 
   std::vector<at::Tensor> again(std::vector<at::Tensor> inputs) override {
     auto args = args_;
     places_.put(args, std::move(inputs));
-    const ParameterVersions parameters(module_in(function_));
+    const ParameterVersions parameters(module_in(function_), leaves_);
     auto result = [&]<size_t... I>(std::index_sequence<I...>) -> Result {
       try {
         return call_forward(function_, given<Args>(std::get<I>(args))...);
@@ -208,6 +220,7 @@ class TypedCall final : public CheckpointedCall {
   std::tuple<Argument<std::decay_t<Args>>...> args_;
   TensorPlaces places_;
   std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> leaves_;  // of the results, without use_reentrant
 };
 
 }  // namespace lockstep::internal

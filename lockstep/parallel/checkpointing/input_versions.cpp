@@ -1,10 +1,16 @@
 #include "lockstep/parallel/checkpointing/input_versions.h"
 
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function.h>
+
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
+#include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
+#include "lockstep/parallel/graph_leaves.h"
 
 namespace lockstep::internal {
 
@@ -23,25 +29,35 @@ void InputVersions::require_unchanged(
   }
 }
 
-ParameterVersions::ParameterVersions(const torch::nn::Module* module)
-    : module_(module) {
-  if (module_ == nullptr) return;
-  for (const auto& parameter : module_->parameters()) {
-    versions_.push_back(parameter._version());
+ParameterVersions::ParameterVersions(const torch::nn::Module* module,
+                                     std::vector<at::Tensor> leaves)
+    : module_(module),
+      parameters_(module == nullptr ? std::move(leaves)
+                                    : module->parameters()) {
+  for (const auto& parameter : parameters_) {
+    versions_.push_back(version_of(parameter));
   }
 }
 
 void ParameterVersions::require_unchanged() const {
-  if (module_ == nullptr) return;
-  const auto parameters = module_->named_parameters();
   for (size_t i = 0; i < versions_.size(); ++i) {
-    if (parameters[i].value()._version() == versions_[i]) continue;
+    if (version_of(parameters_[i]) == versions_[i]) continue;
     throw CheckpointError(
-        "checkpoint: a recomputation has written parameter '" +
-        parameters[i].key() +
-        "', which forward had written before; write it outside of the "
-        "checkpointed part");
+        c10::str("checkpoint: a recomputation has written ",
+                 module_ == nullptr
+                     ? c10::str("a parameter of shape ", parameters_[i].sizes())
+                     : c10::str("parameter '",
+                                module_->named_parameters()[i].key(), "'"),
+                 ", which forward had written before; write it outside of the "
+                 "checkpointed part"));
   }
+}
+
+std::vector<at::Tensor> leaves_since(const std::vector<at::Tensor>& results,
+                                     uint64_t since) {
+  return graph_leaves(results, [&](const torch::autograd::Node& node) {
+    return node.sequence_nr() >= since;  // leaves have the highest number
+  });
 }
 
 }  // namespace lockstep::internal

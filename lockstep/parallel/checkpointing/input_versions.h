@@ -21,18 +21,26 @@ class InputVersions {
   std::vector<int64_t> versions_;
 };
 
-// Finds out whether a recomputation writes parameters of the function, if that
-// is a module: forward has written them before.
+// Finds out whether a recomputation writes parameters of the function: forward
+// has written them before.
 class ParameterVersions {
  public:
-  // Null: the function is not a module.
-  explicit ParameterVersions(const torch::nn::Module* module);
+  // `module`: null if the function is not a module; its parameters are the
+  // `leaves` then.
+  ParameterVersions(const torch::nn::Module* module,
+                    std::vector<at::Tensor> leaves);
   // Throws CheckpointError.
   void require_unchanged() const;
 
  private:
   const torch::nn::Module* module_;
-  std::vector<uint32_t> versions_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<int64_t> versions_;
 };
+
+// Returns the leaves from which `results` were computed by operations that this
+// thread has recorded since its sequence number was `since`.
+std::vector<at::Tensor> leaves_since(const std::vector<at::Tensor>& results,
+                                     uint64_t since);
 
 }  // namespace lockstep::internal

@@ -70,23 +70,28 @@ class DataParallelState {
 std::vector<at::Device> data_parallel_devices(
     const DataParallelOptions& options);
 
-template <typename Impl, typename... Args>
+// `forward(module, arguments...)` returns module.forward(arguments...).
+template <typename Impl, typename Forward, typename... Args>
 auto data_parallel_forward(DataParallelState& state, Impl& module,
+                           const Forward& forward,
                            std::optional<at::Device> output_device, int64_t dim,
                            const std::tuple<Args...>& arguments) {
   using Arguments = std::tuple<Args...>;
   using Result =
-      std::decay_t<decltype(module.forward(std::declval<Args&>()...))>;
+      std::decay_t<decltype(forward(module, std::declval<Args&>()...))>;
   static_assert(!std::is_void_v<Result>,
                 "DataParallel needs a forward that returns something");
   static_assert(
-      requires(const Args&... args) { module.forward(args...); },
+      requires(const Args&... args) { forward(module, args...); },
       "DataParallel gives each replica a part of the arguments, so forward "
       "cannot write into them: it must take them by value or const reference, "
       "and return what it computes");
-  const auto call = [](Impl& replica, Arguments& part) -> Result {
+  const auto call = [&](Impl& replica, Arguments& part) -> Result {
     return std::apply(
-        [&](auto&... part_of) { return replica.forward(part_of...); }, part);
+        [&](auto&... part_of) -> Result {
+          return forward(replica, part_of...);
+        },
+        part);
   };
   Span span("data_parallel", "forward");
   const auto& devices = state.devices();
@@ -102,6 +107,7 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
   if (devices.size() == 1) {
     require_on_device(module, devices.front());
     auto result = call(module, parts.front());
+    scatter.put_back();
     if (target.device == devices.front()) return result;
     target.scalars_to_vector = false;
     results.push_back(std::move(result));
@@ -115,6 +121,8 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
         number == 0 ? module : dynamic_cast<Impl&>(replicas[number]);
     outputs[number].emplace(call(replica, parts[number]));
   });
+  replicas.require_unwritten();
+  scatter.put_back();
   results.reserve(count);
   for (auto& output : outputs) results.push_back(std::move(*output));
   return DataParallelValue<Result>::gather(std::move(results), target);
@@ -142,10 +150,11 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 // joined in the same way; scalars become a vector with one element for each
 // replica. For types of your own see DataParallelValue, scatter_gather.h.
 //
-// A forward must not write to parameters: CPU replicas share them. CPU replicas
-// draw random numbers (dropout) from one generator, in the order in which their
-// threads ask for them; so checkpoint() in several of them needs
-// preserve_rng_state = false.
+// A forward that writes an argument in place writes the caller's tensor. With
+// several devices it must not write parameters (std::logic_error): CPU replicas
+// share them, and other replicas have copies. CPU replicas draw random numbers
+// (dropout) from one generator, in the order in which their threads ask for
+// them; so checkpoint() in several of them needs preserve_rng_state = false.
 //
 // Throws std::invalid_argument for a module that cannot be cloned (in the
 // constructor, with several devices) or is not on the first device, for tensors
@@ -176,9 +185,20 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
   // result.
   template <typename... Args>
   auto forward(Args&&... args) {
-    return internal::data_parallel_forward(
-        *state_, *module(), output_device_, dim_,
-        std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...));
+    return run(
+        [](auto& replica, auto&... part) -> decltype(replica.forward(part...)) {
+          return replica.forward(part...);
+        },
+        std::forward<Args>(args)...);
+  }
+  // As in DistributedDataParallel.
+  template <typename Result, typename... Args>
+  Result forward(Args&&... args) {
+    return run(
+        [](auto& replica, auto&... part) -> Result {
+          return replica.template forward<Result>(part...);
+        },
+        std::forward<Args>(args)...);
   }
 
   // Returns the devices of forward; empty: the module's own device.
@@ -187,6 +207,13 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
   }
 
  private:
+  template <typename Forward, typename... Args>
+  auto run(const Forward& forward, Args&&... args) {
+    return internal::data_parallel_forward(
+        *state_, *module(), forward, output_device_, dim_,
+        std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...));
+  }
+
   std::optional<at::Device> output_device_;
   int64_t dim_;
   std::unique_ptr<internal::DataParallelState> state_;

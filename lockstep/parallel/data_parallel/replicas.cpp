@@ -118,7 +118,7 @@ void Replicas::make(const torch::nn::Module& module) {
 
 void Replicas::add(const std::string& name, const at::Tensor& original,
                    bool is_buffer) {
-  Copied tensor{original, is_buffer, {}, {}, {}};
+  Copied tensor{name, original, is_buffer, {}, {}, {}};
   for (const auto& replica : replicas_) {
     const auto all =
         is_buffer ? replica->named_buffers() : replica->named_parameters();
@@ -160,6 +160,7 @@ void Replicas::refresh(const torch::nn::Module& module, size_t count) {
       tensor.gradient = std::move(gradient);
       set_gradient(tensor);
     }
+    tensor.writes = writes(tensor);
   }
   for (size_t replica = 0; replica + 1 < count; ++replica) {
     // train() also sets the children, so outer modules come before inner ones.
@@ -210,6 +211,24 @@ void Replicas::set_gradient(Copied& tensor) {
   for (const auto& copy : tensor.copies) {
     const auto input = add->add_input_metadata(copy);
     autograd::impl::set_gradient_edge(copy, {add, input});
+  }
+}
+
+int64_t Replicas::writes(const Copied& tensor) {
+  int64_t count = version_of(tensor.original);
+  for (const auto& copy : tensor.copies) count += version_of(copy);
+  return count;
+}
+
+void Replicas::require_unwritten() const {
+  for (const auto& tensor : tensors_) {
+    if (tensor.is_buffer || writes(tensor) == tensor.writes) continue;
+    throw std::logic_error(
+        "DataParallel: forward has written parameter '" + tensor.name +
+        "', which replicas of one device share, so that they write it at the "
+        "same time, and of which others have a copy, which is lost. Write "
+        "parameters outside of forward (as the max_norm of an Embedding, by "
+        "renorm_()); what forward itself must write can be a buffer");
   }
 }
 

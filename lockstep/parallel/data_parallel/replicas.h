@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace lockstep::internal {
@@ -65,6 +66,10 @@ class Replicas {
   // device.
   void refresh(const torch::nn::Module& module, size_t count);
 
+  // Called after that forward. Throws std::logic_error, which names it, if a
+  // replica has written a parameter.
+  void require_unwritten() const;
+
   // Returns replica `number`, from 1.
   torch::nn::Module& operator[](size_t number) const {
     return *replicas_[number - 1];
@@ -74,6 +79,7 @@ class Replicas {
  private:
   // One parameter or buffer, and its copies in replicas 1, 2, ...
   struct Copied {
+    std::string name;
     at::Tensor original;
     bool is_buffer;
     std::vector<at::Tensor> copies;
@@ -81,6 +87,8 @@ class Replicas {
     std::vector<int64_t> versions;
     // The place to which the sum of the copies' gradients goes.
     torch::autograd::Edge gradient;
+    // writes() after refresh().
+    int64_t writes = 0;
   };
 
   void make(const torch::nn::Module& module);
@@ -89,6 +97,8 @@ class Replicas {
   // Returns whether the tensor object had to be set to other memory.
   bool refresh_copy(Copied& tensor, size_t copy);
   static void set_gradient(Copied& tensor);
+  // Returns how often the tensor and its copies have been written.
+  static int64_t writes(const Copied& tensor);
 
   std::vector<at::Device> devices_;
   ReplicaMemory memory_;

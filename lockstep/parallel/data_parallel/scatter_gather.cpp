@@ -3,9 +3,12 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/adaptive.h>
 
 #include <sstream>
 #include <stdexcept>
+
+#include "lockstep/comm/version_of.h"
 
 namespace lockstep {
 namespace {
@@ -24,10 +27,25 @@ int64_t piece_size(int64_t rows, size_t devices) {
   return std::max<int64_t>(1, (rows + count - 1) / count);
 }
 
-// The pieces are not autograd views, because views would share one version
-// counter. A replica that writes into its piece would then invalidate what the
+// Returns a copy of rows [begin, begin + size). If all rows are the same
+// memory, which expand() makes, so are those of the copy.
+at::Tensor copied_rows(const at::Tensor& tensor, int64_t dim, int64_t begin,
+                       int64_t size, const at::Device& device) {
+  const bool expanded = size > 1 && tensor.stride(dim) == 0;
+  const auto rows = tensor.narrow(dim, begin, expanded ? 1 : size);
+  const auto copy = rows.to(tensor.options().device(device),
+                            device.type() != at::kCPU, /*copy=*/true);
+  if (!expanded) return copy;
+  auto sizes = tensor.sizes().vec();
+  sizes[static_cast<size_t>(dim)] = size;
+  return copy.expand(sizes).variable_data();
+}
+
+// The pieces are copies. If they were views, they would share one version
+// counter: a replica that writes into its piece would invalidate what the
 // others saved for backward, and several threads would change the history of
-// one tensor.
+// one tensor. If they only shared the memory, neither the replicas nor the
+// caller would notice what the other one writes there.
 struct Divide : torch::autograd::Function<Divide> {
   static variable_list forward(AutogradContext* context,
                                const at::Tensor& tensor,
@@ -39,11 +57,9 @@ struct Divide : torch::autograd::Function<Divide> {
     const int64_t size = piece_size(rows, devices.size());
     variable_list pieces;
     for (int64_t begin = 0; begin < rows || begin == 0; begin += size) {
-      const auto& device = devices[pieces.size()];
-      pieces.push_back(
-          tensor.narrow(dim, begin, std::min(size, rows - begin))
-              .to(tensor.options().device(device), device.type() != at::kCPU)
-              .variable_data());
+      pieces.push_back(copied_rows(tensor, dim, begin,
+                                   std::min(size, rows - begin),
+                                   devices[pieces.size()]));
     }
     return pieces;
   }
@@ -70,8 +86,13 @@ std::vector<at::Tensor> Scatter::divide(const at::Tensor& tensor) {
         "divide over the devices: pass it as a number, which all replicas get, "
         "or with a dimension of the batch");
   }
-  auto pieces =
-      Divide::apply(tensor, devices_, at::maybe_wrap_dim(dim_, tensor.dim()));
+  const auto known = std::ranges::find_if(
+      divided_,
+      [&](const Divided& divided) { return divided.tensor.is_same(tensor); });
+  if (known != divided_.end()) return known->pieces;
+  const auto dim = at::maybe_wrap_dim(dim_, tensor.dim());
+  auto pieces = devices_.size() == 1 ? std::vector{tensor.to(devices_.front())}
+                                     : Divide::apply(tensor, devices_, dim);
   if (parts_ && *parts_ != pieces.size()) {
     throw std::invalid_argument(
         "DataParallel divides all tensors along dimension " +
@@ -86,7 +107,29 @@ std::vector<at::Tensor> Scatter::divide(const at::Tensor& tensor) {
     parts_ = pieces.size();
     first_shape_ = shape(tensor);
   }
+  Divided divided{tensor, pieces, {}};
+  for (const auto& piece : pieces) {
+    divided.versions.push_back(internal::version_of(piece));
+  }
+  divided_.push_back(std::move(divided));
   return pieces;
+}
+
+void Scatter::put_back() const {
+  for (const auto& [tensor, pieces, versions] : divided_) {
+    if (tensor.is_same(pieces.front()) ||
+        std::ranges::equal(pieces, versions, {}, internal::version_of)) {
+      continue;
+    }
+    std::vector<at::Tensor> here;
+    for (const auto& piece : pieces) here.push_back(piece.to(tensor.device()));
+    const auto whole = at::cat(here, at::maybe_wrap_dim(dim_, tensor.dim()));
+    if (whole.sizes() == tensor.sizes()) {
+      tensor.copy_(whole);
+    } else {  // by unsqueeze_(), say, which the caller's tensor does not follow
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
 }
 
 std::vector<at::Tensor> DataParallelValue<at::Tensor>::scatter(
@@ -111,6 +154,20 @@ at::Tensor DataParallelValue<at::Tensor>::gather(
     here.push_back(scalars ? moved.unsqueeze(0) : std::move(moved));
   }
   return here.size() == 1 ? here.front() : at::cat(here, target.dim);
+}
+
+torch::nn::ASMoutput DataParallelValue<torch::nn::ASMoutput>::gather(
+    const std::vector<torch::nn::ASMoutput>& parts,
+    const GatherTarget& target) {
+  std::vector<at::Tensor> outputs;
+  double sum = 0;
+  double rows = 0;
+  for (const auto& part : parts) {
+    outputs.push_back(part.output);
+    sum += part.loss * static_cast<double>(part.output.numel());
+    rows += static_cast<double>(part.output.numel());
+  }
+  return {DataParallelValue<at::Tensor>::gather(outputs, target), sum / rows};
 }
 
 namespace internal {

@@ -15,6 +15,10 @@
 #include <utility>
 #include <vector>
 
+namespace torch::nn {
+struct ASMoutput;
+}
+
 // Divides the arguments of DataParallel's forward and joins its results.
 namespace lockstep {
 
@@ -27,13 +31,19 @@ class Scatter {
 
   // Divides as at::chunk does: pieces along the dimension, each of ceil(size /
   // devices) rows except the last, and no more pieces than rows (one piece if
-  // there are no rows). Each piece is on the device of its number; on its own
-  // device it may share the memory of `tensor`. Differentiable, also twice.
+  // there are no rows). Each piece is a copy on the device of its number; of
+  // one device it is `tensor` itself, if that is there. The same tensor gives
+  // the same pieces. Differentiable, also twice.
   //
   // Throws std::invalid_argument for a tensor without dimensions, and for a
   // tensor that makes another number of pieces than an earlier one of this call
   // (Python drops the additional rows).
   std::vector<at::Tensor> divide(const at::Tensor& tensor);
+
+  // Called after forward: writes into the divided tensors what the replicas
+  // have changed in place in their pieces, with its history, so that values and
+  // gradients are those of one process, or autograd throws as there.
+  void put_back() const;
 
   size_t devices() const { return devices_.size(); }
   // Returns how many replicas this call needs: the number of pieces, or every
@@ -45,6 +55,12 @@ class Scatter {
   int64_t dim_;
   std::optional<size_t> parts_;
   std::string first_shape_;  // of the tensor that set parts_, for the error
+  struct Divided {
+    at::Tensor tensor;
+    std::vector<at::Tensor> pieces;
+    std::vector<int64_t> versions;  // of the pieces
+  };
+  std::vector<Divided> divided_;
 };
 
 // The device and dimension for joining the parts of a result.
@@ -88,6 +104,15 @@ struct DataParallelValue<at::Tensor> {
   // is 0.
   static at::Tensor gather(const std::vector<at::Tensor>& parts,
                            const GatherTarget& target);
+};
+
+// AdaptiveLogSoftmaxWithLoss's result; its loss becomes that of all rows.
+template <>
+struct DataParallelValue<torch::nn::ASMoutput> {
+  static constexpr bool divides = true;
+  static torch::nn::ASMoutput gather(
+      const std::vector<torch::nn::ASMoutput>& parts,
+      const GatherTarget& target);
 };
 
 template <typename T>

@@ -250,6 +250,9 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.requires_grad()) return;
   const std::lock_guard lock(mutex_);
   if (!forward_) return;
+  // If the caller changes a view in place, autograd gives it another node, and
+  // one to its base, whose graph goes on to the node that the base has now.
+  if (tensor.is_view()) result(at::Tensor(tensor._base()));
   const auto& node = tensor.grad_fn();
   if (!node) return;
   if (is_older(*node)) return;  // passed through
@@ -257,14 +260,6 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   node->add_pre_hook(std::make_unique<ResultHook>(
       weak_from_this(), synchronizes_ ? forwards_ : 0, awaited_,
       parameters_ > 0 ? owner_ : std::weak_ptr<const void>()));
-}
-
-bool BackwardTracker::is_own_view(const at::Tensor& tensor) const {
-  if (!tensor.defined() || !tensor.is_view() || !tensor.requires_grad()) {
-    return false;
-  }
-  const std::lock_guard lock(mutex_);
-  return forward_ && tensor.grad_fn() && !is_older(*tensor.grad_fn());
 }
 
 bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {

@@ -144,8 +144,6 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // a graph that is older than the forward, so that the graph has no node of
   // this forward.
   bool has_older_graph(const at::Tensor& tensor) const;
-  // Returns whether a result is a view that the forward has made.
-  bool is_own_view(const at::Tensor& tensor) const;
   void end_forward(bool threw);
   // Tells that this rank takes part in an average without a backward. Returns
   // BackwardListener's `left_out`.

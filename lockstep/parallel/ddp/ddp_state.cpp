@@ -571,7 +571,7 @@ void DdpState::ForwardPass::take(at::Tensor& tensor) {
   const bool older = tracker.has_older_graph(tensor);
   if (older && tensor.is_leaf()) {
     tensor = at::alias(tensor);  // the caller may not change it either
-  } else if (older || tracker.is_own_view(tensor)) {
+  } else if (older) {
     tensor = result_alias(tensor);
   }
   tracker.result(tensor);

@@ -72,6 +72,7 @@ class GradientBuckets {
   // now on.
   void share(size_t parameter);
   bool any_shared() const { return any_shared_; }
+  bool is_shared(size_t parameter) const { return shared_[parameter]; }
   bool all_views() const {
     return options_.views && !options_.reduce_dtype && !any_shared_;
   }

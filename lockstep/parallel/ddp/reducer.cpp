@@ -369,7 +369,7 @@ void Reducer::local_gradient(size_t parameter, bool ours) {
   if (ours && needs_used_map()) used_[parameter] = 1;
   refuse_left_shards(parameter);
   // Another wrapper may be the one that averages.
-  if (!ours && !gradients_.any_shared()) foreign_(parameter);
+  if (!ours && !gradients_.is_shared(parameter)) foreign_(parameter);
 }
 
 void Reducer::refuse_surplus(size_t parameter) const {

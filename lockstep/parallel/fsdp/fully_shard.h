@@ -137,25 +137,21 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   // results, too.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
-    internal::UnitForward pass(unit_);
-    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
-    arguments.replace([&](const std::vector<at::Tensor*>& tensors) {
-      pass.take_inputs(tensors);
-    });
-    auto& inner = *module();
-    return internal::call_then(
-        [&]() -> decltype(auto) {
-          return arguments.call([&](auto&&... given) -> decltype(auto) {
-            return inner.forward(std::forward<decltype(given)>(given)...);
-          });
+    return run(
+        [this](auto&&... given) -> decltype(auto) {
+          return module()->forward(std::forward<decltype(given)>(given)...);
         },
-        [&](auto&... result) {
-          const auto visit = [&](auto& tensor) { pass.returns(tensor); };
-          arguments.put_back();
-          arguments.visit_written(visit);
-          (visit_tensors(result, visit), ...);
-          pass.end();
-        });
+        std::forward<Args>(args)...);
+  }
+  // As in DistributedDataParallel.
+  template <typename Result, typename... Args>
+  Result forward(Args&&... args) {
+    return run(
+        [this](auto&&... given) -> Result {
+          return module()->template forward<Result>(
+              std::forward<decltype(given)>(given)...);
+        },
+        std::forward<Args>(args)...);
   }
 
   // The same as module(), for register_module() of the module that contains
@@ -231,6 +227,27 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   const std::shared_ptr<internal::ShardedUnit>& unit() const { return unit_; }
 
  private:
+  template <typename Call, typename... Args>
+  decltype(auto) run(const Call& call, Args&&... args) {
+    internal::UnitForward pass(unit_);
+    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+    arguments.replace([&](const std::vector<at::Tensor*>& tensors) {
+      pass.take_inputs(tensors);
+    });
+    return internal::call_then(
+        [&]() -> decltype(auto) { return arguments.call(call); },
+        [&](auto&... result) {
+          const auto note = [&](auto& tensor) { pass.will_return(tensor); };
+          const auto visit = [&](auto& tensor) { pass.returns(tensor); };
+          arguments.put_back();
+          arguments.visit_written(note);
+          (visit_tensors(result, note), ...);
+          arguments.visit_written(visit);
+          (visit_tensors(result, visit), ...);
+          pass.end();
+        });
+  }
+
   std::shared_ptr<internal::ShardedUnit> unit_;
 };
 

@@ -462,6 +462,19 @@ void UnitForward::take_inputs(const std::vector<at::Tensor*>& inputs) {
   }
 }
 
+void UnitForward::will_return(const at::Tensor& result) {
+  if (call_ && result.defined() && result.has_storage() &&
+      result.requires_grad()) {
+    returned_.push_back(result);
+  }
+}
+
+bool UnitForward::shares_memory(const at::Tensor& result) const {
+  return std::ranges::any_of(returned_, [&](const at::Tensor& other) {
+    return !other.is_same(result) && other.is_alias_of(result);
+  });
+}
+
 void UnitForward::returns(at::Tensor& result) {
   if (std::ranges::any_of(inputs_, [&](const Input& input) {
         return input.given.is_same(result);
@@ -480,7 +493,16 @@ void UnitForward::returns(at::Tensor& result) {
     result = result.to(*dtype);
   }
   if (watches(result) && !result.is_leaf()) {
-    result = announce_backward(result, call_);
+    if (!shares_memory(result)) {
+      result = announce_backward(result, call_);
+    } else {
+      // If the caller writes one of several views of a tensor in place,
+      // autograd must know of the others. It gives the view another node, and
+      // one to its base, whose graph goes on to the node that the base has now.
+      announce_backward_of(result, call_);
+      if (result.is_view())
+        announce_backward_of(at::Tensor(result._base()), call_);
+    }
   }
   results_.emplace_back(before, result);
 }

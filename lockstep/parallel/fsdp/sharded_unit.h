@@ -114,7 +114,8 @@ class UnitForward {
   void take_inputs(const std::vector<at::Tensor*>& inputs);
   // Called for each tensor that forward returns, or has put into the caller's
   // arguments, in which ForwardArguments has put back what take_inputs()
-  // replaced.
+  // replaced: first will_return() for all of them, then returns().
+  void will_return(const at::Tensor& result);
   void returns(at::Tensor& result);
   void returns(const at::Tensor& result);
   void end();
@@ -128,11 +129,13 @@ class UnitForward {
   };
   // Whether the result needs an alias, or a hook.
   bool watches(const at::Tensor& result);
+  bool shares_memory(const at::Tensor& result) const;
   void finish_written_inputs();
 
   const std::shared_ptr<ShardedUnit> unit_;
   std::shared_ptr<UnitCall> call_;  // null: without grad
   std::vector<Input> inputs_;
+  std::vector<at::Tensor> returned_;  // as forward returned them
   std::vector<std::pair<at::Tensor, at::Tensor>> results_;  // and what replaces
   bool has_graph_ = false;
   bool ended_ = false;

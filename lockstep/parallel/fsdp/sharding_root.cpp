@@ -159,12 +159,12 @@ void ShardingRoot::require_unclipped(
   if (clipped == nullptr) return;
   throw std::logic_error(c10::str(
       "FullyShard: the gradient of the shard of parameter ", clipped->name,
-      " was written through data() after data() was read, as "
-      "torch::nn::utils::clip_grad_norm_ does it, which clips by the norm of "
+      " was read through data() and then written through data(). "
+      "torch::nn::utils::clip_grad_norm_ does that, which clips by the norm of "
       "this rank's part of the gradients, so that each rank takes another "
-      "step. "
-      "Clip with lockstep::clip_grad_norm_, and write p.grad() itself by "
-      "hand"));
+      "step; call lockstep::clip_grad_norm_ instead. Code that reads for "
+      "another purpose, such as a norm for a log, must read p.grad() without "
+      "data()"));
 }
 
 // Collective.

@@ -8,7 +8,6 @@
 #include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -28,6 +27,7 @@
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/words_of.h"
+#include "lockstep/parallel/graph_leaves.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedule_messages.h"
@@ -139,6 +139,7 @@ class Pipeline::State {
   void attach_layouts();
   void give_layout(const at::Tensor& tensor) const;
   void give_layout_to_parameters_of_loss(const Chunk& chunk) const;
+  void require_no_replicas_of(const at::Tensor& parameter) const;
   std::string problem_of(at::TensorList inputs, const at::Tensor& target,
                          bool training) const;
   Run begin(at::TensorList inputs, const at::Tensor& target, bool training);
@@ -331,26 +332,36 @@ void Pipeline::State::give_layout(const at::Tensor& tensor) const {
 // them but the graph between the outputs of the stage and the loss.
 void Pipeline::State::give_layout_to_parameters_of_loss(
     const Chunk& chunk) const {
-  using torch::autograd::AccumulateGrad;
-  using torch::autograd::Node;
-  std::set<const Node*> seen;
+  std::set<const torch::autograd::Node*> outputs;
   for (const at::Tensor& output : with_gradient(chunk.outputs)) {
-    seen.insert(torch::autograd::impl::gradient_edge(output).function.get());
+    outputs.insert(torch::autograd::impl::gradient_edge(output).function.get());
   }
-  std::vector<const Node*> open{chunk.loss.grad_fn().get()};
-  while (!open.empty()) {
-    const Node* node = open.back();
-    open.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
-    for (const auto& edge : node->next_edges()) {
-      open.push_back(edge.function.get());
-    }
-    const auto* leaf = dynamic_cast<const AccumulateGrad*>(node);
-    if (leaf == nullptr) continue;
-    const internal::TensorLayout* known = internal::layout_of(leaf->variable);
+  const auto leaves = internal::graph_leaves(
+      {chunk.loss}, [&](const auto& node) { return !outputs.contains(&node); });
+  for (const at::Tensor& leaf : leaves) {
+    const bool is_of_stage = std::ranges::any_of(
+        parameters_, [&](const at::Tensor& one) { return one.is_same(leaf); });
+    if (is_of_stage) continue;
+    require_no_replicas_of(leaf);
+    const internal::TensorLayout* known = internal::layout_of(leaf);
     const bool done =
         known != nullptr && known->of_stage && known->groups.front() == group_;
-    if (!done) give_layout(leaf->variable);
+    if (!done) give_layout(leaf);
+  }
+}
+
+// Replicas of the last stage average its parameters alone.
+void Pipeline::State::require_no_replicas_of(
+    const at::Tensor& parameter) const {
+  const auto* replicas = stages_.at(facts_.stages - 1).replicas();
+  if (replicas == nullptr) return;
+  for (const ProcessGroupPtr& group : replicas->groups()) {
+    if (group->size() == 1) continue;
+    throw internal::StageMistake(c10::str(
+        "the loss has a parameter of its own, of shape ", parameter.sizes(),
+        ", whose gradient nothing averages over the ", group->size(),
+        " replicas of the last stage, so that they would drift apart; register "
+        "it in the module of the last stage"));
   }
 }
 

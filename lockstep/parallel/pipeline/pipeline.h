@@ -147,7 +147,9 @@ struct PipelineResult {
 // Layouts. The constructor attaches to each parameter and buffer of the stages
 // that it is whole, and that the ranks of the group have different ones
 // (comm/tensor_layout.h): clipping and snapshots follow it. Parameters that the
-// loss has, but no stage, get the same in the first step(). A pipeline that is
+// loss has, but no stage, get the same in the first step(), or are refused
+// (std::invalid_argument) if the last stage has replicas, since nothing would
+// average their gradients: register them in its module. A pipeline that is
 // made again over the same stages replaces what the one before has attached.
 // Snapshots and full_state_dict() need parameters of different names on
 // different ranks, except for tied weights, and buffers of different names,

@@ -127,6 +127,7 @@ std::vector<at::Tensor> forward_unit(
   for (at::Tensor& input : inputs) places.push_back(&input);
   pass.take_inputs(places);
   std::vector<at::Tensor> results = call(inputs);
+  for (const at::Tensor& result : results) pass.will_return(result);
   for (at::Tensor& result : results) pass.returns(result);
   pass.end();
   return results;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -219,6 +220,44 @@ WORLD_TEST(FsdpForward, InputsThatWereCastGetWhatForwardWrote, 2) {
   });
 }
 
+struct StatesImpl : torch::nn::Module {
+  StatesImpl() { fc = register_module("fc", Linear(3, 3)); }
+  void forward(const at::Tensor& x, at::Tensor& state,
+               std::vector<at::Tensor>& losses) {
+    EXPECT_EQ(state.scalar_type(), at::kBFloat16);
+    state = fc(x) + state;
+    losses.push_back(state.sum());
+  }
+  Linear fc{nullptr};
+};
+TORCH_MODULE(States);
+
+WORLD_TEST(FsdpForward, ReferencesGetWhatForwardComputedInLowPrecision, 1, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    options.mp_policy.param_dtype = at::kBFloat16;
+    for (const bool raises : {false, true}) {
+      if (raises) options.mp_policy.output_dtype = at::kFloat;
+      FullyShard<States> unit(States(), options);
+      auto start = torch::zeros({2, 3}).requires_grad_();
+      auto state = start;
+      std::vector<at::Tensor> losses;
+      for (int call = 0; call < 2; ++call) {
+        unit(torch::ones({2, 3}), state, losses);
+        const auto dtype = raises ? at::kFloat : at::kBFloat16;
+        EXPECT_EQ(state.scalar_type(), dtype);
+        EXPECT_EQ(losses.back().scalar_type(), dtype);
+      }
+      EXPECT_EQ(losses.size(), 2U);
+      (losses[0].sum() + losses[1].sum()).backward();
+      // The first call is in both losses. All numbers are exact.
+      EXPECT_TRUE(start.grad().equal(torch::full({2, 3}, 2.0)));
+      for (const auto& shard : unit->parameters()) {
+        EXPECT_TRUE(shard.grad().equal(torch::full_like(shard, 6.0)));
+      }
+    }
+  });
+}
+
 WORLD_TEST(FsdpForward, LeavesThatForwardWritesInPlaceAreRefused, 2) {
   on_fsdp_paths(world, [&](const FullyShardOptions& options) {
     FullyShard<Halves> unit(Halves(), options);
@@ -267,6 +306,62 @@ WORLD_TEST(FsdpForward, ResultsThatAreViewsMayBeWrittenInPlace, 1, 2) {
                                    y.div_(100);
                                    return y.sigmoid().mean();
                                  });
+  });
+}
+
+struct OverlapsImpl : torch::nn::Module {
+  OverlapsImpl() { fc = register_module("fc", Linear(kWidth, kWidth)); }
+  std::vector<at::Tensor> forward(const at::Tensor& x) {
+    auto y = fc(x).add(1);
+    auto z = y.tanh() * 2;
+    return {y, y.narrow(1, 0, 5), z.narrow(0, 0, 3), z.narrow(0, 1, 3)};
+  }
+  Linear fc{nullptr};
+};
+TORCH_MODULE(Overlaps);
+
+template <template <typename> class Unit>
+struct OverlapNetImpl : CellNetImpl<Overlaps, Unit> {
+  using CellNetImpl<Overlaps, Unit>::CellNetImpl;
+  at::Tensor forward(at::Tensor x) {
+    for (auto& cell : this->cells) {
+      auto views = cell(this->middle(x).tanh());
+      views[1].mul_(2);
+      views[3].pow_(2);
+      x = views[0] * (views[2].mean() + views[3].mean());
+    }
+    return x;
+  }
+};
+template <template <typename> class Unit>
+struct OverlapNet : torch::nn::ModuleHolder<OverlapNetImpl<Unit>> {
+  using torch::nn::ModuleHolder<OverlapNetImpl<Unit>>::ModuleHolder;
+};
+
+// The other results had the new values and the old history.
+WORLD_TEST(FsdpForward, ResultsThatShareMemoryMayBeWrittenInPlace, 1, 2) {
+  on_fsdp_paths(world, [&](const FullyShardOptions& options) {
+    expect_trains_alike<OverlapNet>(
+        world, options,
+        [](auto& net, const at::Tensor& x) { return net(x).sigmoid().mean(); });
+  });
+}
+
+WORLD_TEST(FsdpForward, ASequentialMayEndInARecurrentLayer, 1, 2) {
+  using State = std::tuple<at::Tensor, at::Tensor>;
+  using Result = std::tuple<at::Tensor, State>;
+  on_fsdp_paths(world, [&](const FullyShardOptions& options) {
+    const auto make = [] {
+      torch::manual_seed(4);
+      return torch::nn::Sequential(Linear(3, 2), torch::nn::LSTM(2, 2));
+    };
+    auto single = make();
+    FullyShard<torch::nn::Sequential> unit(make(), options);
+    const auto x = torch::ones({2, 1, 3});
+    const auto output = std::get<0>(unit.forward<Result>(x));
+    EXPECT_TRUE(
+        output.allclose(std::get<0>(single->forward<Result>(x)), 1e-5, 1e-6));
+    output.sum().backward();
   });
 }
 

@@ -253,6 +253,29 @@ WORLD_TEST(Pipeline, EvalComputesOutputsWithoutGradients, 1, 2, 3) {
   }
 }
 
+WORLD_TEST(Pipeline, InferenceModeMayComeBetweenSteps, 1, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_1f1b(world.size, 2);
+  Sequential single = whole_model(world.size);
+  auto mine = stages_of(whole_model(world.size), schedule, world.rank);
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  for (int step = 0; step < 2; ++step) {
+    const Batch batch = batch_of(step, 4);
+    {
+      const c10::InferenceMode inference;
+      const PipelineResult result = pipeline.eval(batch.x, batch.y);
+      EXPECT_EQ(result.loss.defined(), world.rank == world.size - 1);
+    }
+    pipeline.step(batch.x, batch.y);
+    mse(single->forward(batch.x), batch.y).backward();
+  }
+  auto expected = single->named_parameters();
+  for (const auto& item : mine.front().module().named_parameters()) {
+    EXPECT_LT(distance(item.value().grad(), expected[item.key()].grad()),
+              kBound);
+  }
+}
+
 // A stage with two inputs and two outputs, one of which has no gradient.
 struct PairStageImpl : torch::nn::Module {
   explicit PairStageImpl(bool frozen = false)
@@ -1250,6 +1273,73 @@ WORLD_TEST(Pipeline, ParametersOfTheLossAreInTheNorm, 2, 3) {
   }
   if (world.rank == world.size - 1) {
     EXPECT_LT(distance(head->weight, single_head->weight), kBound);
+  }
+}
+
+struct ScaledStageImpl : torch::nn::Module {
+  ScaledStageImpl() {
+    torch::manual_seed(3);
+    linear = register_module("linear", torch::nn::Linear(kWidth, kWidth));
+    scale = register_parameter("scale", torch::full({1}, 2.0));
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x); }
+  torch::nn::Linear linear{nullptr};
+  at::Tensor scale;
+};
+
+// Nothing averaged them over the replicas, which drifted apart in silence.
+WORLD_TEST(Pipeline, ParametersOfTheLossAreThoseOfAReplicatedStage, 2) {
+  for (const bool divided : {false, true}) {
+    for (const bool registered : {false, true}) {
+      SCOPED_TRACE(c10::str("divided ", divided, ", registered ", registered));
+      auto group = init_process_group();
+      const auto alone = split_group({{0}, {1}});
+      const auto module = std::make_shared<ScaledStageImpl>();
+      const auto other = torch::full({1}, 2.0, torch::kDouble).requires_grad_();
+      const auto loss = [&](const at::Tensor& output,
+                            const at::Tensor& target) {
+        return mse(output * (registered ? module->scale : other), target);
+      };
+      std::unique_ptr<DistributedDataParallel<ScaledStageImpl>> model;
+      std::vector<PipelineStage> stages;
+      if (divided) {
+        stages.emplace_back(0, FullyShard(module, {.shared_memory = false}));
+      } else {
+        model =
+            std::make_unique<DistributedDataParallel<ScaledStageImpl>>(module);
+        stages.emplace_back(0, *model);
+      }
+      Pipeline pipeline(
+          stages,
+          {.schedule = schedule_gpipe(1, 2), .loss = loss, .group = alone});
+      const auto step = [&] {
+        const Batch batch = batch_of(world.rank, 4);
+        pipeline.step(batch.x, batch.y);
+      };
+      if (!registered) {
+        EXPECT_THAT(message_of(step),
+                    AllOf(HasSubstr("the loss has a parameter of its own, of "
+                                    "shape [1]"),
+                          HasSubstr("over the 2 replicas"),
+                          HasSubstr("register it in the module")));
+        continue;
+      }
+      step();
+      ScaledStageImpl single;
+      for (int rank = 0; rank < 2; ++rank) {
+        const Batch batch = batch_of(rank, 4);
+        (mse(single.forward(batch.x) * single.scale, batch.y) / 2).backward();
+      }
+      auto expected = single.named_parameters();
+      for (const auto& item : module->named_parameters()) {
+        // A shard is a part, which may be empty.
+        at::Tensor sum = item.value().grad().sum();
+        if (divided) all_reduce(sum);
+        EXPECT_LT(distance(sum, expected[item.key()].grad().sum()), kBound)
+            << item.key();
+      }
+    }
   }
 }
 
