@@ -6,9 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <locale>
-#include <sstream>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -23,13 +20,41 @@ namespace lockstep {
 namespace {
 
 // Returns numpy.random.RandomState.randint(1'000'000'000).
-uint64_t next_seed(std::mt19937& rng) {
+uint64_t next_seed(at::mt19937& rng) {
   constexpr uint32_t kMask = (1u << 30) - 1;
   uint32_t number = 0;
   do {
     number = rng() & kMask;
   } while (number >= 1'000'000'000);
   return number;
+}
+
+// The numbers of an engine: how many are left and the next one's place, and the
+// words from which they are made.
+at::Tensor words_of(const at::mt19937& rng) {
+  const auto data = rng.data();
+  std::vector<int64_t> words{data.left_, data.next_};
+  words.insert(words.end(), data.state_.begin(), data.state_.end());
+  return at::tensor(words, at::kLong);
+}
+
+// Returns false if `words` are not such numbers.
+bool set_words(at::mt19937& rng, const at::Tensor& given) {
+  constexpr int64_t kWords = at::MERSENNE_STATE_N;
+  if (given.dim() != 1 || given.numel() != kWords + 2) return false;
+  const at::Tensor words = given.to(at::kCPU, at::kLong).contiguous();
+  const auto* word = words.const_data_ptr<int64_t>();
+  const bool is_new = word[0] == 1 && word[1] == 0;
+  if (!is_new &&
+      (word[0] < 1 || word[1] < 1 || word[0] + word[1] != kWords + 1)) {
+    return false;
+  }
+  auto data = rng.data();
+  data.left_ = static_cast<int>(word[0]);
+  data.next_ = static_cast<uint32_t>(word[1]);
+  std::copy_n(word + 2, kWords, data.state_.begin());
+  rng.set_data(data);
+  return true;
 }
 
 // The names in a state dict.
@@ -469,11 +494,7 @@ ItemState PowerSGDState::state_dict() const {
   StateTree::Dict values;
   for (const auto& [name, number] : kCounts) values.set(name, this->*number);
   ItemState state{.values = std::move(values)};
-  std::stringstream text;
-  text.imbue(std::locale::classic());
-  text << rng;
-  const std::vector<int64_t> words{std::istream_iterator<int64_t>(text), {}};
-  state.tensors.emplace_back(kRng, at::tensor(words, at::kLong));
+  state.tensors.emplace_back(kRng, words_of(rng));
   auto memory = left;
   visit_shares(*this, 0, [&](const std::string& parameter, Left of_bucket) {
     memory[parameter] = std::move(of_bucket);
@@ -507,21 +528,17 @@ void PowerSGDState::load_state_dict(const ItemState& state) {
   loaded.q_memory_dict.clear();
   loaded.shares.clear();
   loaded.left.clear();
-  std::stringstream text;
-  text.imbue(std::locale::classic());
+  bool has_rng = false;
   for (const auto& [name, tensor] : state.tensors) {
     if (name == kRng) {
-      const at::Tensor words = tensor.to(at::kCPU, at::kLong).contiguous();
-      for (int64_t i = 0; i < words.numel(); ++i) {
-        text << words.const_data_ptr<int64_t>()[i] << ' ';
-      }
+      has_rng = set_words(loaded.rng, tensor);
     } else if (name.starts_with(kError)) {
       loaded.left[name.substr(kError.size())].error = tensor;
     } else if (name.starts_with(kQ)) {
       loaded.left[name.substr(kQ.size())].q = tensor;
     }
   }
-  if (!(text >> loaded.rng)) refuse(kRng);
+  if (!has_rng) refuse(kRng);
   *this = std::move(loaded);
 }
 

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <ATen/core/MT19937RNGEngine.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -113,7 +113,7 @@ struct PowerSGDState {
 
   PowerSGDOptions options;
   // Seeds the Qs, as Python's numpy.random.RandomState(random_seed).
-  std::mt19937 rng;
+  at::mt19937 rng;
   // Both maps are indexed by GradBucket::index(). A stored Q is used if
   // warm_start is on, so a program can also give one for the first step.
   // Shapes: for power_sgd_hook() [sum of m r], the matrices [m, r] of the
