@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/reductions.h"
@@ -300,6 +301,35 @@ WORLD_TEST(DdpExceptions, AResultThatOneRankKeepsIsLeftOutLikeTheOthers, 2) {
       }
     });
   });
+}
+
+struct TwoResultsImpl : torch::nn::Module {
+  TwoResultsImpl() {
+    layer = register_module("layer", torch::nn::Linear(kIn, 2));
+    to(torch::kDouble);
+  }
+  std::pair<Tensor, Tensor> forward(const Tensor& x) {
+    const auto y = layer(x);
+    return {y.sigmoid(), y.tanh()};
+  }
+  torch::nn::Linear layer{nullptr};
+};
+
+// One of its results is dropped. Regression: the next forward's node got the
+// address of the dropped one's, on the ranks that had nothing else there, and
+// the kept forward counted as used there.
+WORLD_TEST(DdpExceptions, AForwardOfWhichOneResultIsKeptIsLeftOut, 2) {
+  auto group = init_process_group();
+  DistributedDataParallel<TwoResultsImpl> model(
+      std::make_shared<TwoResultsImpl>());
+  const auto leaf = torch::ones({2}, torch::kDouble).requires_grad_();
+  std::vector<Tensor> kept;
+  for (int step = 0; step < 5; ++step) {
+    kept.push_back(model(rows(7)).first);
+    if (world.rank == step % 2) kept.push_back(leaf.tanh());
+    const auto result = model(rows(world.rank, step));
+    (result.first + result.second).sum().backward();
+  }
 }
 
 // Episodes of different lengths, as in reinforcement learning. Regression: the

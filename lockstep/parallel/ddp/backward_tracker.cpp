@@ -66,6 +66,13 @@ class BackwardTracker::Awaited {
   ~Awaited() { end(/*left_out=*/true); }
   // The node that has made one of its results.
   void add(torch::autograd::Node* node) { nodes_.push_back(node); }
+  // Called when a node is destroyed: another one may get its address.
+  void remove(torch::autograd::Node* node) noexcept {
+    if (const auto tracker = tracker_.lock()) {
+      const std::lock_guard lock(tracker->mutex_);
+      std::erase(nodes_, node);
+    }
+  }
   bool is_in(const std::unordered_set<torch::autograd::Node*>& graph) const {
     return std::ranges::any_of(
         nodes_, [&](auto* node) { return graph.contains(node); });
@@ -87,15 +94,18 @@ class BackwardTracker::ResultHook final
  public:
   // `forward`: the number of the forward if it synchronises, else 0. `awaited`:
   // null, if the forward does not count. `owner`: the wrapper, if the forward
-  // trains parameters.
+  // trains parameters. `node`: has this hook.
   ResultHook(std::weak_ptr<BackwardTracker> tracker, uint64_t forward,
-             std::shared_ptr<Awaited> awaited, std::weak_ptr<const void> owner)
+             std::shared_ptr<Awaited> awaited, std::weak_ptr<const void> owner,
+             torch::autograd::Node* node)
       : tracker_(std::move(tracker)),
         forward_(forward),
+        node_(node),
         awaited_(std::move(awaited)),
         owner_(std::move(owner)),
         exceptions_(std::uncaught_exceptions()) {}
   ~ResultHook() override {
+    if (awaited_) awaited_->remove(node_);
     if (forward_ == 0 || std::uncaught_exceptions() <= exceptions_) return;
     if (const auto tracker = tracker_.lock()) {
       tracker->on_result_lost(forward_);
@@ -126,6 +136,7 @@ class BackwardTracker::ResultHook final
 
   const std::weak_ptr<BackwardTracker> tracker_;
   const uint64_t forward_;
+  torch::autograd::Node* const node_;
   const std::shared_ptr<Awaited> awaited_;
   const std::weak_ptr<const void> owner_;
   const int exceptions_;
@@ -259,7 +270,7 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (awaited_) awaited_->add(node.get());
   node->add_pre_hook(std::make_unique<ResultHook>(
       weak_from_this(), synchronizes_ ? forwards_ : 0, awaited_,
-      parameters_ > 0 ? owner_ : std::weak_ptr<const void>()));
+      parameters_ > 0 ? owner_ : std::weak_ptr<const void>(), node.get()));
 }
 
 bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
