@@ -135,8 +135,11 @@ struct RestoreOptions {
           std::holds_alternative<std::monostate>(value)) {
         continue;
       }
-      refuse(kind, "it was saved with the option " + name +
-                       ", which this kind of optimizer does not have");
+      refuse(kind,
+             "it was saved with the option " + name +
+                 ", which this kind of optimizer does not have; if it "
+                 "changes no step, load the snapshot as a Snapshot, erase "
+                 "it from the options of the groups, and save that");
     }
   }
 };

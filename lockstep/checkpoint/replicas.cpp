@@ -59,9 +59,9 @@ void require_equal_replicas(const std::vector<Json>& digests,
         "but " +
         list_of_ranks(groups[0]) + " and " + list_of_ranks(groups[1]) +
         (groups.size() > 2 ? " and others" : "") +
-        " have different values, of which the result would be a mixture; "
-        "nothing was saved. Average or broadcast the tensors before you save, "
-        "and look for the step at which they drift apart "
+        " have different values, of which the result would be a mixture. "
+        "Average or broadcast the tensors first, and look for the step at "
+        "which they drift apart "
         "(verify_replicated())");
   }
 }

@@ -18,8 +18,9 @@ void require_savable(const std::string& path, const TrainingState& state,
     if (folder) {
       mine["claims"] = claims_before_training(state, options);
     } else {
-      // The first rank saves.
-      if (ranks.rank() == 0) {
+      // The first rank saves; the others' parts are only compared, and may be
+      // missing.
+      if (ranks.rank() == 0 || state.model) {
         check_for_file(path, state, options, ranks.size());
       }
       mine["claims"] = file_claims_of(state);

@@ -72,6 +72,7 @@ StateTree scheduler_state_of(const Snapshot& snapshot) {
                             : nullptr;
     if (other) values = *other;
     for (const auto& [name, value] : group.options) {
+      if (values.find(name) != nullptr) continue;  // a number of its own
       if (const auto* number = std::get_if<double>(&value)) {
         values.set(name, *number);
       } else if (const auto* integer = std::get_if<int64_t>(&value)) {

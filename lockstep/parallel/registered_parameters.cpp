@@ -61,6 +61,7 @@ void require_registered(const torch::nn::Module& module,
   });
   if (same && number == before.size()) return;
   std::string what = "but not the same ones";
+  std::string reason = "it still has the others";
   for (const auto& item : module.named_parameters()) {
     if (std::ranges::any_of(before, [&](const at::Tensor& known) {
           return known.is_same(item.value());
@@ -69,11 +70,12 @@ void require_registered(const torch::nn::Module& module,
     }
     what = c10::str("and '", item.key(), "' of ", item.value().sizes(),
                     " was not among them");
+    reason = c10::str("added or replaced ones ", fate);
     break;
   }
   throw std::invalid_argument(c10::str(
       wrapper, ": the module has ", number, " parameters, ", what, ", but ",
-      before.size(), " when it was wrapped; added or replaced ones ", fate,
+      before.size(), " when it was wrapped; ", reason,
       ". Wrap the module, and make its optimizer, after the last change"));
 }
 

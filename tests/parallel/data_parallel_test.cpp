@@ -455,6 +455,28 @@ TEST(DataParallel, ArgumentsThatForwardWritesAreAsInOneProcess) {
   }
 }
 
+TEST(DataParallel, ALeafMayBeWrittenWithoutRecording) {
+  struct ClampImpl : torch::nn::Cloneable<ClampImpl> {
+    void reset() override {}
+    at::Tensor forward(at::Tensor x) {
+      {
+        const torch::NoGradGuard no_grad;
+        x.clamp_(0, 1);
+      }
+      return x.square();
+    }
+  };
+  for (const size_t devices : {1, 2}) {
+    DataParallel<std::shared_ptr<ClampImpl>> model(
+        std::make_shared<ClampImpl>(),
+        {.device_ids = std::vector<at::Device>(devices, at::kCPU)});
+    auto x = torch::tensor({-1.0, 0.5, 3.0, 1.0}).requires_grad_();
+    model(x).sum().backward();
+    EXPECT_TRUE(x.equal(torch::tensor({0.0, 0.5, 1.0, 1.0})));
+    EXPECT_TRUE(x.grad().equal(2 * x));
+  }
+}
+
 // Regression: CPU replicas saved the caller's memory for backward.
 TEST(DataParallel, WhatTheCallerWritesAfterForwardChangesNoGradient) {
   auto module = whole_linear();

@@ -514,9 +514,12 @@ class FolderLoad {
     }
     const auto all = ranks_.gather_objects(mine);
     throw_first_failure(all, failure);
-    if (options_.will_save && !ranks_.are_imagined()) {
-      std::vector<Json> claims;
-      for (const Json& rank : all) claims.push_back(rank.at("claims"));
+    std::vector<Json> claims;
+    for (const Json& rank : all) {
+      if (rank.contains("claims")) claims.push_back(rank.at("claims"));
+    }
+    // A rank that will not save has none.
+    if (claims.size() == all.size() && !ranks_.are_imagined()) {
       require_same_training(claims);
     }
     return all.front().at("candidates").get<std::vector<std::string>>();

@@ -88,7 +88,8 @@ void require_same_optimizers(const std::vector<Json>& all) {
     bool same = true;
     for (size_t g = 0; g < own_count; ++g) {
       const Json& group = mine.at("groups")[g];
-      same = group.at("options") == all[0].at("groups")[g].at("options");
+      same =
+          same && group.at("options") == all[0].at("groups")[g].at("options");
       for (const auto& name : group.at("params")) {
         const auto [known, is_new] =
             groups.try_emplace(name.get<std::string>(), g, rank);

@@ -91,7 +91,7 @@ class OutputFolder {
     struct stat facts {};
     if (!open_ || ::fstat(open_.get(), &facts) != 0 ||
         !fs::is_empty(path(), error) || error) {
-      refuse(" is not an empty folder; name another");
+      refuse(" is not an empty folder, or it is a link; name another");
     }
     // A user's own group often has the user alone.
     const mode_t others =
@@ -110,7 +110,7 @@ class OutputFolder {
   // Returns `text` with name() in the place of path().
   std::string shown(std::string text) const {
     const std::string own = path().string();
-    for (size_t at = 0; (at = text.find(own + "/", at)) != text.npos;) {
+    for (size_t at = 0; (at = text.find(own, at)) != text.npos;) {
       text.replace(at, own.size(), name_.string());
       at += name_.string().size();
     }

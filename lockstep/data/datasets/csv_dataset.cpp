@@ -303,7 +303,12 @@ CsvContent read_csv(const std::string& path, const CsvOptions& options) {
     }
   }
   CsvSelection data(table, columns, options.dtype);
-  if (!options.header) {
+  const auto by_name = [](const std::vector<CsvColumn>& chosen) {
+    return std::ranges::any_of(
+        chosen, [](const CsvColumn& one) { return one.name() != nullptr; });
+  };
+  // A name that was found says that the line has names.
+  if (!options.header && !by_name(columns) && !by_name(options.target)) {
     std::vector<size_t> places = data.places;
     places.insert(places.end(), target.places.begin(), target.places.end());
     require_names(row, places, options);

@@ -1,5 +1,6 @@
 #include "lockstep/parallel/checkpointing/input_versions.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -55,8 +56,10 @@ void ParameterVersions::require_unchanged() const {
 
 std::vector<at::Tensor> leaves_since(const std::vector<at::Tensor>& results,
                                      uint64_t since) {
+  const auto thread = at::RecordFunction::currentThreadId();
   return graph_leaves(results, [&](const torch::autograd::Node& node) {
-    return node.sequence_nr() >= since;  // leaves have the highest number
+    return node.sequence_nr() == UINT64_MAX ||  // a leaf
+           (node.thread_id() == thread && node.sequence_nr() >= since);
   });
 }
 

@@ -195,9 +195,9 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
   template <typename Result, typename... Args>
   Result forward(Args&&... args) {
     return run(
-        [](auto& replica, auto&... part) -> Result {
-          return replica.template forward<Result>(part...);
-        },
+        [](auto& replica, auto&... part) -> Result
+          requires requires { replica.template forward<Result>(part...); }
+        { return replica.template forward<Result>(part...); },
         std::forward<Args>(args)...);
   }
 

@@ -107,20 +107,26 @@ std::vector<at::Tensor> Scatter::divide(const at::Tensor& tensor) {
     parts_ = pieces.size();
     first_shape_ = shape(tensor);
   }
-  Divided divided{tensor, pieces, {}};
+  Divided divided{tensor, pieces, {}, {}};
   for (const auto& piece : pieces) {
     divided.versions.push_back(internal::version_of(piece));
+    divided.nodes.push_back(piece.grad_fn());
   }
   divided_.push_back(std::move(divided));
   return pieces;
 }
 
 void Scatter::put_back() const {
-  for (const auto& [tensor, pieces, versions] : divided_) {
+  for (const auto& [tensor, pieces, versions, nodes] : divided_) {
     if (tensor.is_same(pieces.front()) ||
         std::ranges::equal(pieces, versions, {}, internal::version_of)) {
       continue;
     }
+    // A leaf that requires grad may be written without recording.
+    const bool is_recorded = !std::ranges::equal(
+        pieces, nodes, {},
+        [](const at::Tensor& piece) { return piece.grad_fn(); });
+    const at::AutoGradMode mode(is_recorded && at::GradMode::is_enabled());
     std::vector<at::Tensor> here;
     for (const auto& piece : pieces) here.push_back(piece.to(tensor.device()));
     const auto whole = at::cat(here, at::maybe_wrap_dim(dim_, tensor.dim()));

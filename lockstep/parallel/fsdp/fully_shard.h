@@ -58,9 +58,9 @@ namespace lockstep {
 // data is not there (c10::Error), or may change any moment (if ranks share
 // memory). Make the optimizer, and load snapshots, after the last unit is
 // constructed, and move modules (to()) before. Parameters must not be in a
-// ParameterList or ParameterDict. A layer that is added or replaced after the
-// last unit is constructed is refused by the next forward with grad
-// (std::invalid_argument), as it would be neither divided nor averaged.
+// ParameterList or ParameterDict. A layer that is added, replaced or removed
+// after the last unit is constructed is refused by the next forward with grad
+// (std::invalid_argument): a new one would be neither divided nor averaged.
 //
 // The constructor takes a holder or a std::shared_ptr of the module, or a
 // function that returns one. The full parameters that the module was

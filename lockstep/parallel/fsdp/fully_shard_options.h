@@ -102,7 +102,8 @@ struct FullyShardOptions {
   // groups), as in DistributedDataParallel. Otherwise each rank keeps its part
   // of what it has itself: all ranks must have drawn the same random numbers,
   // or have loaded the same file, and values that differ are
-  // std::invalid_argument. Set it to false to save that communication. Default:
+  // std::invalid_argument, but for buffers of which set_placement() says that
+  // each rank has its own. Set it to false to save that communication. Default:
   // true (not in Python).
   bool init_sync{true};
 };

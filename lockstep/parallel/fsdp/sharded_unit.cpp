@@ -93,7 +93,7 @@ std::vector<std::pair<std::string, at::Tensor>> common_buffers(
 // `values`: whether they are compared, too.
 std::string description_of(const at::Tensor& tensor, bool values) {
   auto text = c10::str(tensor.scalar_type(), " ", tensor.sizes());
-  if (!values) return text;
+  if (!values || tensor.layout() != at::kStrided) return text;
   const auto bytes = tensor.detach().cpu().contiguous();
   return c10::str(
       text, ", values with the hash ",
@@ -148,7 +148,8 @@ std::optional<std::string> unit_difference(const Object& own,
                     " has other parameters or buffers than rank ",
                     group->global_rank(0),
                     "; construct the same module on every rank, with equal "
-                    "values unless init_sync is set. They have:\n",
+                    "values unless init_sync is set (set_placement() tells of "
+                    "buffers that may differ). They have:\n",
                     parameters.get<std::string>(), "and\n",
                     all[0]["parameters"].get<std::string>());
   }

@@ -339,9 +339,14 @@ void Pipeline::State::give_layout_to_parameters_of_loss(
   const auto leaves = internal::graph_leaves(
       {chunk.loss}, [&](const auto& node) { return !outputs.contains(&node); });
   for (const at::Tensor& leaf : leaves) {
-    const bool is_of_stage = std::ranges::any_of(
-        parameters_, [&](const at::Tensor& one) { return one.is_same(leaf); });
-    if (is_of_stage) continue;
+    const auto is_leaf = [&](const at::Tensor& one) {
+      return one.is_same(leaf);
+    };
+    // A loss that reads a member of the stage leads to both.
+    if (std::ranges::any_of(parameters_, is_leaf) ||
+        std::ranges::any_of(chunk.inputs, is_leaf)) {
+      continue;
+    }
     require_no_replicas_of(leaf);
     const internal::TensorLayout* known = internal::layout_of(leaf);
     const bool done =

@@ -193,6 +193,7 @@ TEST(CsvDataset, LooksForNamesOnlyInWhatItReads) {
   refuses("1e999,2,3,4", "\"1e999\", \"2\", \"3\", \"4\"", {});
   takes("id,x,1,2", by_number);
   takes("id,1,2,label", {.columns = {1, 2}, .target = {"label"}});
+  takes("country,2019,2020,2021", {.columns = {"2019", "2021"}});
   // The names that pandas writes with an index.
   takes(",0,1,2", by_number);
   takes(",0,1,2", {.missing = 0});

@@ -1343,6 +1343,47 @@ WORLD_TEST(Pipeline, ParametersOfTheLossAreThoseOfAReplicatedStage, 2) {
   }
 }
 
+struct AuxStageImpl : ScaledStageImpl {
+  at::Tensor forward(const at::Tensor& x) {
+    aux = (scale * x).square().mean();
+    return linear(x);
+  }
+  at::Tensor aux;
+};
+
+// Its graph leads past the outputs of the stage to the inputs.
+WORLD_TEST(Pipeline, ALossMayReadAMemberOfAReplicatedStage, 4) {
+  auto group = init_process_group();
+  const auto pipe = split_group({{0, 1}, {2, 3}});
+  const auto replicas = split_group({{0, 2}, {1, 3}});
+  const auto module = std::make_shared<AuxStageImpl>();
+  DistributedDataParallel<AuxStageImpl> model(module,
+                                              {.process_group = replicas});
+  std::vector<PipelineStage> stages;
+  stages.emplace_back(pipe->rank(), model);
+  const auto loss = [&](const at::Tensor& output, const at::Tensor& target) {
+    return mse(output, target) + module->aux;
+  };
+  Pipeline pipeline(
+      stages, {.schedule = schedule_gpipe(2, 1), .loss = loss, .group = pipe});
+  const Batch own = batch_of(world.rank / 2, 4);
+  pipeline.step(own.x, own.y);
+  AuxStageImpl single[2];
+  for (int replica = 0; replica < 2; ++replica) {
+    const Batch batch = batch_of(replica, 4);
+    const auto output = single[1].forward(single[0].forward(batch.x));
+    ((mse(output, batch.y) + single[1].aux) / 2).backward();
+  }
+  auto expected = single[pipe->rank()].named_parameters();
+  for (const auto& item : module->named_parameters()) {
+    const at::Tensor& wanted = expected[item.key()].grad();
+    ASSERT_EQ(item.value().grad().defined(), wanted.defined());
+    if (wanted.defined()) {
+      EXPECT_LT(distance(item.value().grad(), wanted), kBound) << item.key();
+    }
+  }
+}
+
 // Micro-batches with few targets that are not ignored weighed as much as those
 // with many, and one without any made the loss NaN.
 WORLD_TEST(Pipeline, IgnoredTargetsDoNotCount, 1, 2, 3) {
