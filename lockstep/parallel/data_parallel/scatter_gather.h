@@ -58,8 +58,8 @@ class Scatter {
   struct Divided {
     at::Tensor tensor;
     std::vector<at::Tensor> pieces;
-    std::vector<int64_t> versions;                              // of the pieces
-    std::vector<std::shared_ptr<torch::autograd::Node>> nodes;  // grad_fn()
+    std::vector<int64_t> versions;  // of the pieces
+    std::vector<c10::intrusive_ptr<torch::autograd::Node>> nodes;  // grad_fn()
   };
   std::vector<Divided> divided_;
 };
