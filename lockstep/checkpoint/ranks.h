@@ -14,8 +14,8 @@
 
 namespace lockstep::internal {
 
-// The ranks that save or load a snapshot together; this process alone if there
-// is no group. All functions but rank(), size(), are_imagined(), begin_save()
+// The ranks that save or load a snapshot together. Without a group that is this
+// process alone. All functions but rank(), size(), are_imagined(), begin_save()
 // and to_first() are collective.
 class Ranks {
  public:

@@ -39,7 +39,7 @@ void require_savable(const std::string& path, const TrainingState& state,
     }
     claims.push_back(all[rank].at("claims"));
   }
-  // Parts of imagined ranks are no whole.
+  // This process alone has no parts of the other ranks to compare with.
   if (ranks.are_imagined()) return;
   folder ? require_same_training(claims) : require_same_in_file(claims);
 }

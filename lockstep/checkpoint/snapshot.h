@@ -92,9 +92,10 @@ struct Snapshot {
   // (METADATA that is not a dict of texts). Set by load_snapshot_file(). Saving
   // leaves them out, too, unless they have been set.
   std::set<std::string> absent{};
-  // What else in the file was not read. Names in MODEL_STATE whose values are
-  // not tensors (Python's `_extra_state`), and why `scheduler_state` is None
-  // although the file has one. Saving refuses a snapshot that has either.
+  // The names in MODEL_STATE whose values are not tensors (Python's
+  // `_extra_state`), which were not read; and the reason for which
+  // `scheduler_state` was not read, if the file has one. Saving refuses a
+  // snapshot that has either.
   std::vector<std::string> not_tensors{};
   std::string scheduler_unreadable{};
   // The state of each item of the training, by name. That of an optimizer is as

@@ -188,14 +188,13 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // order they are. A file of Python may have no such names, only numbers; it is
 // refused if the model has its parameters in another order than the file.
 //
-// What the snapshot lacks (optimizer state and `step` in the Python tutorial's,
-// an item that is new) is left unchanged; LoadedSnapshot tells, and rank 0
-// warns. What is not read, of a part that the run does not have, is no reason
-// to refuse the file. Generators: if the snapshot was saved by the same number
-// of ranks, each rank takes its own state. Otherwise rank r is seeded from rank
-// 0's saved state and r, so that all ranks differ and a repeated resume draws
-// the same numbers. If there are no saved states, generators are left
-// unchanged.
+// If the snapshot lacks a part (the Python tutorial's lacks optimizer state and
+// `step`), the run's stays unchanged; LoadedSnapshot tells, and rank 0 warns. A
+// file may have parts that the run does not have and that cannot be read.
+// Generators: if the snapshot was saved by the same number of ranks, each rank
+// takes its own state. Otherwise rank r is seeded from rank 0's saved state and
+// r, so that all ranks differ and a repeated resume draws the same numbers. A
+// snapshot without saved states leaves generators unchanged.
 //
 // Throws, on every rank and before any rank has changed anything: if nothing
 // can be saved under `path` (LoadSnapshotOptions::will_save); if one rank

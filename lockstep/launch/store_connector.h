@@ -62,10 +62,10 @@ class StoreConnector {
   // Throws AgentStoreError, one line with the endpoint and the reason;
   // std::invalid_argument if this agent must host the store and cannot, or if
   // another process has used the port of this host for 3 s and accepts no
-  // connections there, or for 10 s and is no agents' store, or if the host has
-  // had another secret for 10 s (before, it may be the store of a job that is
-  // ending). A process that accepts connections and says nothing may be a store
-  // whose agent is stopped, and is waited for.
+  // connections there, or for 10 s and is not an agents' store, or if the host
+  // has had another secret for 10 s (before, it may be the store of a job that
+  // is ending). A process that accepts connections and says nothing may be a
+  // store whose agent is stopped, and is waited for.
   OpenedStore open(const std::function<bool()>& cancelled,
                    const Notice& notice) const;
 

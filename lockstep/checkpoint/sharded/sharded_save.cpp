@@ -209,7 +209,8 @@ Json claims_before_training(const TrainingState& state,
   SaveFiles files;
   Json mine;
   ShardedSave(options, files).collect(state, known_state_of, mine);
-  // What a load or training may still make equal is left out.
+  // Hyperparameters and step counts may differ now: a load or the training may
+  // make them equal before the first save.
   keep_structure(mine["optimizer"]);
   for (const auto& [name, kind] : mine.at("kinds").items()) {
     if (kind == kOptimizerKind) keep_structure(mine["items"][name]);

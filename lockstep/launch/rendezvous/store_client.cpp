@@ -282,8 +282,9 @@ std::optional<Reply> StoreClient::take_reply() {
       }
     }
   } catch (const MalformedMessage& error) {
-    throw AgentStoreStranger(std::string("its host is no agents' store: ") +
-                             error.what());
+    throw AgentStoreStranger(
+        std::string("a process that is not an agents' store listens there: ") +
+        error.what());
   }
 }
 

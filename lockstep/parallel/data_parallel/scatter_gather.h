@@ -30,10 +30,10 @@ class Scatter {
   Scatter(std::vector<at::Device> devices, int64_t dim);
 
   // Divides as at::chunk does: pieces along the dimension, each of ceil(size /
-  // devices) rows except the last, and no more pieces than rows (one piece if
-  // there are no rows). Each piece is a copy on the device of its number; of
-  // one device it is `tensor` itself, if that is there. The same tensor gives
-  // the same pieces. Differentiable, also twice.
+  // devices) rows except the last, and no more pieces than rows (one piece for
+  // a tensor without rows). Piece i is a copy on device i. If there is one
+  // device, and `tensor` is on it, the piece is `tensor` itself. A second call
+  // with the same tensor returns the same pieces. Differentiable, also twice.
   //
   // Throws std::invalid_argument for a tensor without dimensions, and for a
   // tensor that makes another number of pieces than an earlier one of this call

@@ -173,7 +173,7 @@ class FlatParameters {
   // backward passes do not accumulate in a half type.
   void keep_gradients();
   void drop_gradients();
-  // What zero_grad() does, to full gradients.
+  // Zeroes the full gradients, or drops them, as zero_grad() does.
   void zero_gradients(bool set_to_none);
   // Adds a reduced gradient, this rank's slice [slice] of reduce_dtype, to the
   // shards' .grad, after what hooks of the shards make of it. The memory may
