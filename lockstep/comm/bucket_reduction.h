@@ -134,7 +134,7 @@ std::unique_ptr<BucketReduction> all_reduce_buckets(
 // flight record and errors ("make_bucket_reduction #7"), and so is each
 // reduction ("reduce_buckets #12"). finish() counts as a blocking call of the
 // group, so that a rank that waits for this one in another blocking call is
-// told (docs/shared-memory.md). The sum is that of all_reduce, bit by bit. If
+// told (docs/internals/shared-memory.md). The sum is that of all_reduce, bit by bit. If
 // the divisor is the number of ranks, the sum is divided as by ReduceOp::AVG;
 // otherwise it is multiplied by 1 / divisor, for which half types are rounded
 // twice.

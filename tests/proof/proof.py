@@ -4,7 +4,7 @@ Python.
     proof.py --build=BUILD [--quick] [--part=PART]... [--python=PYTHON]
              [--write=PAGE]
 
-Prints the tables of docs/proof.md, and writes PAGE if it is named. Ends with 1
+Prints the tables of docs/internals/proof.md, and writes PAGE if it is named. Ends with 1
 if any row differs by more than its bound. PARTS are `process`, `snapshots`,
 `python` and `traps`; the default is all of them. --quick runs some rows of each
 part, in float64 alone. PYTHON has torch and safetensors; the comparisons

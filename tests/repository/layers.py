@@ -1,4 +1,4 @@
-"""Checks what the design says of files and includes (docs/architecture.md).
+"""Checks what the design says of files and includes (docs/internals/architecture.md).
 
     layers.py SOURCE
 

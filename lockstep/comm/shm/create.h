@@ -5,7 +5,7 @@
 namespace lockstep::internal::shm {
 
 // Makes the backend "shm": shared memory between ranks of one host (backend.h
-// and docs/shared-memory.md), for CPU tensors and at most 64 ranks.
+// and docs/internals/shared-memory.md), for CPU tensors and at most 64 ranks.
 //
 // Blocks until all ranks have come, for request.timeout at most. Throws
 // std::invalid_argument if there are too many ranks or LOCKSTEP_TUNING is wrong

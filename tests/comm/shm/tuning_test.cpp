@@ -26,7 +26,7 @@ class TuningVariable : public ::testing::Test {
   ~TuningVariable() override { ::unsetenv("LOCKSTEP_TUNING"); }
 };
 
-// The expected values are those measured to be best; docs/shared-memory.md has
+// The expected values are those measured to be best; docs/internals/shared-memory.md has
 // the table.
 TEST(Tuning, TheCachesOfTheMeasuredMachineGiveWhatWasMeasured) {
   const CacheSizes server{

@@ -16,7 +16,7 @@
 
 // Collectives and messages between processes that share memory. Knows nothing
 // of torch. The algorithms, the layout of the segment and the order of memory
-// are in docs/shared-memory.md.
+// are in docs/internals/shared-memory.md.
 namespace lockstep::internal::shm {
 
 using kernels::DType;

@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/protocol/tuning.h"
 
 // The layout of the segment of a group. All zeros is the state before the first
-// operation, so no rank has to initialise it. docs/shared-memory.md has a
+// operation, so no rank has to initialise it. docs/internals/shared-memory.md has a
 // picture of it and a table of each release with its acquire.
 namespace lockstep::internal::shm {
 

@@ -6,7 +6,7 @@
 namespace lockstep::internal::shm {
 
 // The sizes at which one algorithm takes over from another
-// (docs/shared-memory.md), in bytes. One set, rank 0's, holds for all ranks of
+// (docs/internals/shared-memory.md), in bytes. One set, rank 0's, holds for all ranks of
 // a group.
 struct Tuning {
   // A contribution of up to this many bytes is written beside its announcement,
