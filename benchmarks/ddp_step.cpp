@@ -35,11 +35,11 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/span.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/zero/zero_redundancy_optimizer.h>
+#include <lockstep/trace/span.h>
 #include <torch/torch.h>
 #include <torch/version.h>
 #include <CLI/CLI.hpp>

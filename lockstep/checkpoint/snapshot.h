@@ -11,8 +11,8 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/base/state_tree.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/state/state_tree.h"
 
 // Snapshots and their two file formats, for one process and without
 // communication; lockstep/checkpoint/training_state.h does the same for all

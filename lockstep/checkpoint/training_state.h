@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/resumable_scheduler.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/checkpoint/state_item.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/state/resumable_scheduler.h"
 
 // Snapshots of a training run on all its ranks:
 //

@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "lockstep/base/worker_store_link.h"
+#include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 

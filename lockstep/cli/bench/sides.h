@@ -5,7 +5,7 @@
 
 #include "lockstep/cli/bench/options.h"
 #include "lockstep/cli/bench/world.h"
-#include "lockstep/launch/program.h"
+#include "lockstep/launch/process/program.h"
 
 namespace lockstep::internal::bench {
 

@@ -10,9 +10,9 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/cli/stop_signal.h"
-#include "lockstep/launch/child_process.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/store_port.h"
 
 namespace lockstep::internal::bench {
 

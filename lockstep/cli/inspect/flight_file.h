@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/flight_recorder.h"
+#include "lockstep/trace/flight_recorder.h"
 
 // A flight record (docs/flight-recorder.md) as it was read.
 namespace lockstep::internal {

@@ -9,7 +9,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/cli/doctor/nodes/link_probe.h"
 #include "lockstep/cli/doctor/nodes/node_record.h"
-#include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/nodes/agent_store.h"
 
 namespace lockstep::internal {
 
