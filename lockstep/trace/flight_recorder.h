@@ -69,9 +69,9 @@ using FlightRecorderPtr = std::unique_ptr<FlightRecorder, RetireFlightRecorder>;
 //
 // Threads: any thread may call begin(), start() and end(), also at the same
 // time as others. They take no lock, allocate nothing and cost about 10 ns
-// besides reading the clock (docs/flight-recorder.md). A read() at the same
-// time sees a whole record or none. If an operation's entry was overwritten
-// before the operation ended, its end is not recorded.
+// besides reading the clock (docs/internals/flight-recorder.md). A read() at
+// the same time sees a whole record or none. If an operation's entry was
+// overwritten before the operation ended, its end is not recorded.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;

@@ -6,7 +6,7 @@
 
 // Writes the flight recorders of this process to a file: when an operation
 // fails, when SIGUSR1 comes, or when the program asks for it.
-// docs/flight-recorder.md describes the format.
+// docs/internals/flight-recorder.md describes the format.
 namespace lockstep::internal {
 
 // From this call on, the record says that this process is `rank` of

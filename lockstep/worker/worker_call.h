@@ -11,8 +11,8 @@
 namespace lockstep::internal {
 
 // The messages between a worker and the store that its launcher keeps for the
-// workers of an attempt, byte by byte in docs/launcher.md, "The workers'
-// store". A worker makes calls on a connection to the Unix socket that
+// workers of an attempt, byte by byte in docs/internals/launcher.md, "The
+// workers' store". A worker makes calls on a connection to the Unix socket that
 // LOCKSTEP_STORE names; each gets one reply, in order. What the operations do
 // to keys is what c10d::Store says.
 

@@ -10,7 +10,7 @@
 namespace lockstep::internal {
 
 // How a job ended, as this node's launcher knows it, for the file that
-// `lockstep run --report` writes. docs/launcher.md describes the file.
+// `lockstep run --report` writes. docs/failures.md describes the file.
 struct JobReport {
   using Time = std::chrono::system_clock::time_point;
 

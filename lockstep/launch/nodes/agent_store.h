@@ -20,8 +20,8 @@ namespace lockstep::internal {
 class Deadline;  // base's headers are not for the module c10d_store
 
 // The key-value store through which the agents of a job's nodes agree
-// (docs/launcher.md, "Between the nodes"). One agent hosts it; keys live as
-// long as that agent. Operations are atomic for all agents.
+// (docs/internals/launcher.md, "Between the nodes"). One agent hosts it; keys
+// live as long as that agent. Operations are atomic for all agents.
 //
 // An object is one connection, for one thread at a time. An operation blocks
 // for one round trip to the host; if no answer comes, until the connection is

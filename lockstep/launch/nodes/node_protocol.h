@@ -143,9 +143,9 @@ class JobClosed : public std::runtime_error {
 };
 
 // Writes and reads what the agents of a job keep in their store
-// (docs/launcher.md, "Between the nodes"). A round is a rendezvous round: it
-// agrees on the attempt of the same number, and its verdict says how that
-// attempt ended. Round 0 is the start, each further one a restart.
+// (docs/internals/launcher.md, "Between the nodes"). A round is a rendezvous
+// round: it agrees on the attempt of the same number, and its verdict says how
+// that attempt ended. Round 0 is the start, each further one a restart.
 //
 // If nodes may come and go (NodeDescription::elastic()), a node rank is what a
 // node takes when it joins; its place among the nodes of a round is in the

@@ -11,8 +11,9 @@
 namespace lockstep::internal {
 
 // The messages between an agent and the agents' store, byte by byte in
-// docs/launcher.md, "The store's messages". An agent sends requests; the store
-// answers each with one reply, in order; except worker_call and worker_gone.
+// docs/internals/launcher.md, "The store's messages". An agent sends requests;
+// the store answers each with one reply, in order; except worker_call and
+// worker_gone.
 
 inline constexpr size_t kMostKeyBytes = 255;
 inline constexpr size_t kMostValueBytes = 60'000;
