@@ -7,8 +7,8 @@
 // Every rank trains the same model on its own samples, on one thread unless
 // --threads says another number: the next batch, zero_grad, forward, loss,
 // backward, the optimizer's step. A step takes as long as it took the slowest
-// rank. Rank 0 prints one line of JSON (docs/benchmarks.md) with the peer's
-// fields and some more:
+// rank. Rank 0 prints one line of JSON (docs/internals/benchmarks.md) with the
+// peer's fields and some more:
 //
 //   {"peer": "lockstep", "model": "mlp", "optimizer": "sgd", "ddp": true,
 //    "backend": "lockstep", "ranks": 2, "threads": 1, "batch_size": 32,

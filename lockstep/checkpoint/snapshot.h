@@ -16,7 +16,7 @@
 
 // Snapshots and their two file formats, for one process and without
 // communication; lockstep/checkpoint/training_state.h does the same for all
-// ranks of a job. docs/snapshots.md describes the formats byte by byte.
+// ranks of a job. docs/internals/snapshot-formats.md has the formats.
 namespace lockstep {
 
 // What Python's state_dict() of a module returns: "0.weight" and its tensor, in

@@ -160,8 +160,8 @@ struct LoadedSnapshot {
 // refused with std::invalid_argument on every rank, here and by
 // load_snapshot(); here also stages that have buffers of the same names with
 // different values. Numbers are those of the first rank, a buffer is that of
-// the first rank that has it. docs/snapshots.md describes the files, which
-// PyTorch's distributed checkpoint reads.
+// the first rank that has it. docs/internals/snapshot-formats.md describes the
+// files, which PyTorch's distributed checkpoint reads.
 //
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.

@@ -24,9 +24,9 @@ class ResumableScheduler {
   // In addition it may have `param_groups`: for each group of the optimizer the
   // dict of numbers that Python's scheduler keeps in optimizer.param_groups
   // ("initial_lr", "max_lr"), for which LibTorch's groups have no place.
-  // Snapshots store those that have Python's names (docs/snapshots.md lists
-  // them) where Python has them, in the optimizer's state, and others in the
-  // scheduler's.
+  // Snapshots store those that have Python's names (listed in
+  // docs/internals/snapshot-formats.md) where Python has them, in the
+  // optimizer's state, and others in the scheduler's.
   //
   // Saving throws std::invalid_argument for what a snapshot would not give
   // back: more than about 30 levels of lists and dicts and, unless it is a .pt

@@ -11,7 +11,7 @@ namespace lockstep::internal::bench {
 
 // One side that is measured: ours, or a peer that does the same work. A further
 // peer needs one more entry in sides(), and a program that understands the
-// lines of docs/benchmarks.md ("Adding a peer").
+// lines of docs/internals/benchmarks.md ("Adding a peer").
 struct Side {
   std::string name;  // the JSON's "side" and the table's column
   Program program;
