@@ -87,6 +87,11 @@ endfunction()
 # sources are compiled several at a time (unity build).
 set(LOCKSTEP_TORCH_PCH lockstep_torch_pch)
 function(lockstep_use_torch_pch target)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 16)
+  if(NOT LOCKSTEP_PCH)
+    return()
+  endif()
   if(NOT TARGET ${LOCKSTEP_TORCH_PCH})
     lockstep_add_pch(${LOCKSTEP_TORCH_PCH}
       HEADERS <torch/torch.h>
@@ -96,8 +101,6 @@ function(lockstep_use_torch_pch target)
       LIBRARIES torch ${LOCKSTEP_TORCH_PCH_LIBRARIES})
   endif()
   target_precompile_headers(${target} REUSE_FROM ${LOCKSTEP_TORCH_PCH})
-  set_target_properties(${target} PROPERTIES
-    UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 16)
 endfunction()
 
 # lockstep_compile_quickly(): for folders whose programs need not be fast. GCC
