@@ -16,7 +16,7 @@ import recovery
 from processes import Failure, RANKS
 
 FORMAT = 1
-# What README promises.
+# What docs/compared.md promises.
 TARGET_MS = 50
 # What else is to be reached: torchrun takes so many times as long; so many
 # workers start and end in that time; so many agents meet in that time of a
