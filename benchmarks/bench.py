@@ -18,8 +18,8 @@ Ours and the peer alternate, round by round, so that a machine that is busy for
 a while is so for both. A figure is the median of the rounds; what a step costs
 in one round is itself a median over steps. The tables go to standard output,
 every round's figures to JSON. What is measured, the tables' columns and the
-JSON's fields: docs/benchmarks.md. Needs only Python's standard library; the
-peers need torch beside this interpreter.
+JSON's fields: docs/internals/benchmarks.md. Needs only Python's standard
+library; the peers need torch beside this interpreter.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 // One side of `./dev bench data`: loops over a dataset and does nothing with
-// its batches. Prints one line of JSON (docs/benchmarks.md):
+// its batches. Prints one line of JSON (docs/internals/benchmarks.md):
 //
 //   data_loader --side lockstep --workload tutorial --epochs 200
 //   data_loader --side libtorch --workload images --workers 2

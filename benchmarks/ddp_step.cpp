@@ -7,8 +7,8 @@
 // Every rank trains the same model on its own samples, on one thread unless
 // --threads says another number: the next batch, zero_grad, forward, loss,
 // backward, the optimizer's step. A step takes as long as it took the slowest
-// rank. Rank 0 prints one line of JSON (docs/benchmarks.md) with the peer's
-// fields and some more:
+// rank. Rank 0 prints one line of JSON (docs/internals/benchmarks.md) with the
+// peer's fields and some more:
 //
 //   {"peer": "lockstep", "model": "mlp", "optimizer": "sgd", "ddp": true,
 //    "backend": "lockstep", "ranks": 2, "threads": 1, "batch_size": 32,
@@ -35,11 +35,11 @@
 #include <string>
 #include <vector>
 
-#include <lockstep/base/span.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/optim/adamw.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/zero/zero_redundancy_optimizer.h>
+#include <lockstep/trace/span.h>
 #include <torch/torch.h>
 #include <torch/version.h>
 #include <CLI/CLI.hpp>

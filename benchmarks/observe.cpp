@@ -24,7 +24,7 @@
 #include <vector>
 
 #include <lockstep/base/environment.h>
-#include <lockstep/launch/job_link.h>
+#include <lockstep/launch/watch/job_link.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/optim/sgd.h>
 #include <torch/torch.h>

@@ -25,10 +25,10 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/launch/endpoint.h"
-#include "lockstep/launch/node_protocol.h"
-#include "lockstep/launch/rendezvous/store_client.h"
-#include "lockstep/launch/rendezvous/store_server.h"
+#include "lockstep/base/endpoint.h"
+#include "lockstep/launch/nodes/node_protocol.h"
+#include "lockstep/launch/nodes/store/store_client.h"
+#include "lockstep/launch/nodes/store/store_server.h"
 
 namespace lockstep::internal {
 namespace {

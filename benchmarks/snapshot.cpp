@@ -1,5 +1,5 @@
 // One side of `./dev bench snapshot`: saves or loads a model of float32
-// parameters. Prints one line of JSON (docs/benchmarks.md):
+// parameters. Prints one line of JSON (docs/internals/benchmarks.md):
 //
 //   snapshot --do save --folder /dev/shm/here --bytes 1073741824
 //   lockstep run --standalone --nproc-per-node=2 snapshot --do save ...

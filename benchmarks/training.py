@@ -1,5 +1,5 @@
 """Training beside PyTorch's Python: what `./dev bench` times, and what it says
-of the figures. Fields and columns: docs/benchmarks.md."""
+of the figures. Fields and columns: docs/internals/benchmarks.md."""
 
 import dataclasses
 import json

@@ -6,8 +6,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/clip_grad.h
   amp/grad_scaler.h
   amp/grad_scaler_state.h
-  base/resumable_scheduler.h
-  base/state_tree.h
+  state/resumable_scheduler.h
+  state/state_tree.h
   checkpoint/full_state_dict.h
   checkpoint/model_file.h
   checkpoint/module_state.h
@@ -75,10 +75,10 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/transforms/resize.h
   data/transforms/to_float.h
   data/weighted_random_sampler.h
-  launch/process_count.h
+  launch/process/process_count.h
   launch/spawn.h
-  launch/usable_cores.h
-  launch/visible_gpus.h
+  launch/process/usable_cores.h
+  launch/process/visible_gpus.h
   lockstep.h
   metrics/accuracy.h
   metrics/confusion_matrix.h
@@ -137,7 +137,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/ddp/comm_hook.h
   parallel/ddp/ddp_options.h
   parallel/ddp/distributed_data_parallel.h
-  parallel/ddp/forward_result.h
+  parallel/module/forward_result.h
   parallel/ddp/logging_data.h
   parallel/ddp/mixed_precision.h
   parallel/fsdp/fully_shard.h
@@ -171,7 +171,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/tensor/verify_replicated.h
   parallel/tensor/vocab_parallel_cross_entropy.h
   parallel/tensor/vocab_parallel_embedding.h
-  parallel/wrapped_module.h
+  parallel/module/wrapped_module.h
   parallel/zero/sharding_traits.h
   parallel/zero/zero_redundancy_optimizer.h
   parallel/zero/zero_redundancy_options.h

@@ -27,29 +27,39 @@ endfunction()
 
 # lockstep_layer(NAME SOURCES ... DEPENDS ... LIBRARIES ...)
 #
-# Makes one folder under lockstep/ the library lockstep_NAME (Lockstep::NAME).
-# Its headers are reached through a folder that holds a link to this layer and
-# nothing else, so that a source can include only the layers its target DEPENDS
-# on: an include against the arrows of the design fails to compile.
-function(lockstep_layer name)
+# Makes one folder under lockstep/ the library lockstep_NAME (Lockstep::NAME); a
+# folder of a folder, as parallel/ddp, is lockstep_parallel_ddp. Its headers are
+# reached through a folder that holds a link to this layer and nothing else, so
+# that a source can include only the layers its target DEPENDS on: an include
+# against the arrows of the design fails to compile.
+function(lockstep_layer folder)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  string(REPLACE "/" "_" name ${folder})
   set(target lockstep_${name})
-  add_library(${target} ${arg_SOURCES})
+  set(scope PUBLIC)
+  if(arg_SOURCES)
+    add_library(${target} ${arg_SOURCES})
+    lockstep_options(${target})
+    target_compile_features(${target} PUBLIC cxx_std_20)
+  else()
+    set(scope INTERFACE)
+    add_library(${target} INTERFACE)
+  endif()
   add_library(Lockstep::${name} ALIAS ${target})
-  lockstep_options(${target})
 
   set(include_dir ${CMAKE_BINARY_DIR}/layers/${name})
-  file(MAKE_DIRECTORY ${include_dir}/lockstep)
-  file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${include_dir}/lockstep/${name}
-       SYMBOLIC)
-  target_include_directories(${target} PUBLIC
+  cmake_path(GET folder PARENT_PATH parent)
+  file(MAKE_DIRECTORY ${include_dir}/lockstep/${parent})
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/lockstep/${folder}
+       ${include_dir}/lockstep/${folder} SYMBOLIC)
+  target_include_directories(${target} ${scope}
     $<BUILD_INTERFACE:${include_dir}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-  target_compile_features(${target} PUBLIC cxx_std_20)
   foreach(layer IN LISTS arg_DEPENDS)
-    target_link_libraries(${target} PUBLIC lockstep_${layer})
+    string(REPLACE "/" "_" layer ${layer})
+    target_link_libraries(${target} ${scope} lockstep_${layer})
   endforeach()
-  target_link_libraries(${target} PUBLIC ${arg_LIBRARIES})
+  target_link_libraries(${target} ${scope} ${arg_LIBRARIES})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LAYERS ${target})
 endfunction()

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include <lockstep/base/span.h>
+#include <lockstep/trace/span.h>
 
 // Where the time of a few steps goes, from Lockstep's spans and those of the
 // step loop itself ("train": load, forward, backward, optimizer).

@@ -3,7 +3,7 @@
     data_peer.py --workload tutorial --workers 0 --epochs 20
 
 Loops over the same samples as benchmarks/data_loader.cpp and does nothing with
-the batches. Prints one line of JSON (docs/benchmarks.md).
+the batches. Prints one line of JSON (docs/internals/benchmarks.md).
 """
 
 import argparse

@@ -5,7 +5,7 @@
 Every rank trains the same model on its own samples, on one thread: the next
 batch, zero_grad, forward, loss, backward, the optimizer's step. A step takes as
 long as it took the slowest rank. Rank 0 prints one line of JSON
-(docs/benchmarks.md):
+(docs/internals/benchmarks.md):
 
     {"peer": "python", "model": "mlp", "optimizer": "sgd", "ddp": true,
      "backend": "gloo", "ranks": 2, "batch_size": 32, "parameters": 4241409,

@@ -16,7 +16,7 @@ Rank 0 writes the report as JSON, in the fields of ours that both have:
     {"losses": [...], "step_seconds": [...], "tokens_per_second": ...,
      "peak_memory_bytes": ..., "parameters": ...}
 
-docs/benchmarks.md says what was chosen so that Python is fast.
+docs/internals/benchmarks.md says what was chosen so that Python is fast.
 """
 
 import argparse

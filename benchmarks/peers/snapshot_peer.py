@@ -5,7 +5,7 @@ distributed checkpoint (DCP).
     torchrun --standalone --nproc-per-node=2 snapshot_peer.py --do dcp_save ...
 
 Saves or loads the same model as benchmarks/snapshot.cpp. Prints one line of
-JSON (docs/benchmarks.md).
+JSON (docs/internals/benchmarks.md).
 """
 
 import argparse

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/state_tree.h"
+#include "lockstep/state/state_tree.h"
 
 namespace lockstep {
 

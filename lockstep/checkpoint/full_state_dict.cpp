@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/replicas.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
@@ -20,6 +19,7 @@
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/comm/words_of.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep {
 namespace {

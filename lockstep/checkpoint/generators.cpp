@@ -4,8 +4,8 @@
 
 #include <mutex>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/base/range.h"
 #include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/state/range.h"
 
 namespace lockstep::internal {
 

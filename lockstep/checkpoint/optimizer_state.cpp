@@ -15,13 +15,13 @@
 #include <typeinfo>
 #include <unordered_map>
 
-#include "lockstep/base/maximize_option.h"
-#include "lockstep/base/scheduler_values.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/state/maximize_option.h"
+#include "lockstep/state/scheduler_values.h"
 
 namespace lockstep {
 namespace {

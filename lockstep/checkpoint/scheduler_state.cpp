@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/base/scheduler_values.h"
+#include "lockstep/state/scheduler_values.h"
 
 namespace lockstep::internal {
 namespace {

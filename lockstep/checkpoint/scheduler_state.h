@@ -1,8 +1,8 @@
 #pragma once
 
-#include "lockstep/base/state_tree.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/checkpoint/training_state.h"
+#include "lockstep/state/state_tree.h"
 
 // The numbers that a learning-rate scheduler keeps for each parameter group: in
 // memory they are `param_groups` of the scheduler's state

@@ -11,12 +11,12 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/base/state_tree.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/state/state_tree.h"
 
 // Snapshots and their two file formats, for one process and without
 // communication; lockstep/checkpoint/training_state.h does the same for all
-// ranks of a job. docs/snapshots.md describes the formats byte by byte.
+// ranks of a job. docs/internals/snapshot-formats.md has the formats.
 namespace lockstep {
 
 // What Python's state_dict() of a module returns: "0.weight" and its tensor, in

@@ -12,14 +12,14 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
-#include "lockstep/base/span.h"
-#include "lockstep/base/stop_signals.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
 #include "lockstep/comm/words_of.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
+#include "lockstep/worker/stop_signals.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

@@ -9,9 +9,6 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lockstep/base/current_call.h"
-#include "lockstep/base/span.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/file_save.h"
@@ -25,6 +22,9 @@
 #include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/state_items.h"
 #include "lockstep/comm/words_of.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

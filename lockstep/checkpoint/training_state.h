@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/resumable_scheduler.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/checkpoint/state_item.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/state/resumable_scheduler.h"
 
 // Snapshots of a training run on all its ranks:
 //
@@ -160,8 +160,8 @@ struct LoadedSnapshot {
 // refused with std::invalid_argument on every rank, here and by
 // load_snapshot(); here also stages that have buffers of the same names with
 // different values. Numbers are those of the first rank, a buffer is that of
-// the first rank that has it. docs/snapshots.md describes the files, which
-// PyTorch's distributed checkpoint reads.
+// the first rank that has it. docs/internals/snapshot-formats.md describes the
+// files, which PyTorch's distributed checkpoint reads.
 //
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/own_address.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/doctor/all_reduce.h"
 #include "lockstep/cli/doctor/captured_program.h"
@@ -37,8 +36,9 @@
 #include "lockstep/cli/libexec.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
-#include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/visible_gpus.h"
+#include "lockstep/launch/process/exit_code.h"
+#include "lockstep/launch/process/visible_gpus.h"
+#include "lockstep/worker/own_address.h"
 
 namespace lockstep::internal {
 namespace {

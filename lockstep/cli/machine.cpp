@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "lockstep/launch/cpu_topology.h"
+#include "lockstep/launch/process/cpu_topology.h"
 
 namespace lockstep::internal {
 

@@ -21,7 +21,7 @@
 #include "lockstep/cli/jobs/top.h"
 #include "lockstep/cli/report.h"
 #include "lockstep/cli/run.h"
-#include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace {
 

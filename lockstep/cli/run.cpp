@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/endpoint.h"
 #include "lockstep/base/write_aside.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
-#include "lockstep/launch/endpoint.h"
-#include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/wait_status.h"
-#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/agent/worker_environment.h"
+#include "lockstep/launch/process/exit_code.h"
+#include "lockstep/launch/process/wait_status.h"
 
 namespace lockstep::internal {
 namespace {

@@ -14,11 +14,12 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/host_name.h"
+#include "lockstep/base/seconds_text.h"
 #include "lockstep/cli/worker_placement.h"
-#include "lockstep/launch/job_secret.h"
-#include "lockstep/launch/node_protocol.h"
-#include "lockstep/launch/process_count.h"
-#include "lockstep/launch/seconds_text.h"
+#include "lockstep/launch/nodes/job_secret.h"
+#include "lockstep/launch/nodes/node_protocol.h"
+#include "lockstep/launch/process/process_count.h"
 
 namespace lockstep::internal {
 namespace {
@@ -168,12 +169,6 @@ int parse_port(const std::string& text, int if_not_given) {
   return text.empty()
              ? if_not_given
              : static_cast<int>(parse_int("--master-port", text, 0, 65535));
-}
-
-std::string host_name() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name[0] == '\0' ? "this host" : name;
 }
 
 // Sets the address and port of rank 0's store, if there is one node.

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "lockstep/cli/run_arguments.h"
-#include "lockstep/launch/job_member.h"
-#include "lockstep/launch/local_agent.h"
-#include "lockstep/launch/metrics_endpoint.h"
+#include "lockstep/launch/agent/local_agent.h"
+#include "lockstep/launch/agent/metrics_endpoint.h"
+#include "lockstep/launch/nodes/job_member.h"
 
 namespace lockstep::internal {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/launch/numa_binding.h"
-#include "lockstep/launch/omp_threads.h"
-#include "lockstep/launch/usable_cores.h"
-#include "lockstep/launch/visible_gpus.h"
+#include "lockstep/launch/process/numa_binding.h"
+#include "lockstep/launch/process/omp_threads.h"
+#include "lockstep/launch/process/usable_cores.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

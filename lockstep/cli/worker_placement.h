@@ -1,7 +1,7 @@
 #pragma once
 
 #include "lockstep/cli/run_arguments.h"
-#include "lockstep/launch/worker_group.h"
+#include "lockstep/launch/agent/worker_group.h"
 
 namespace lockstep::internal {
 

@@ -2,10 +2,10 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/roll_call.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep {
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/iteration_words.h"
-#include "lockstep/base/range.h"
-#include "lockstep/base/results.h"
+#include "lockstep/comm/iteration_words.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/comm/results.h"
+#include "lockstep/state/range.h"
 
 namespace lockstep::internal {
 
@@ -134,10 +134,10 @@ std::unique_ptr<BucketReduction> all_reduce_buckets(
 // flight record and errors ("make_bucket_reduction #7"), and so is each
 // reduction ("reduce_buckets #12"). finish() counts as a blocking call of the
 // group, so that a rank that waits for this one in another blocking call is
-// told (docs/internals/shared-memory.md). The sum is that of all_reduce, bit by bit. If
-// the divisor is the number of ranks, the sum is divided as by ReduceOp::AVG;
-// otherwise it is multiplied by 1 / divisor, for which half types are rounded
-// twice.
+// told (docs/internals/shared-memory.md). The sum is that of all_reduce, bit by
+// bit. If the divisor is the number of ranks, the sum is divided as by
+// ReduceOp::AVG; otherwise it is multiplied by 1 / divisor, for which half
+// types are rounded twice.
 //
 // `arena`: contiguous memory of this rank from empty_shared() for contributions
 // to movable ranges; undefined: none.

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/current_call.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
 

@@ -8,12 +8,12 @@
 #include <string_view>
 #include <thread>
 
-#include "lockstep/base/error_file.h"
-#include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/worker/error_file.h"
+#include "lockstep/worker/flight_dump.h"
 
 namespace lockstep::internal {
 namespace {

@@ -11,17 +11,17 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/digest.h"
 #include "lockstep/base/number_list.h"
-#include "lockstep/base/span.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/step_in_caller.h"
 #include "lockstep/comm/words_of.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 namespace {

@@ -14,14 +14,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "lockstep/base/crash_handler.h"
-#include "lockstep/base/digest.h"
 #include "lockstep/base/environment.h"
-#include "lockstep/base/error_file.h"
-#include "lockstep/base/flight_dump.h"
-#include "lockstep/base/rank_environment.h"
-#include "lockstep/base/standby_place.h"
-#include "lockstep/base/status_publisher.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/life_signs.h"
@@ -29,6 +22,13 @@
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
 #include "lockstep/comm/words_of.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/worker/crash_handler.h"
+#include "lockstep/worker/error_file.h"
+#include "lockstep/worker/flight_dump.h"
+#include "lockstep/worker/rank_environment.h"
+#include "lockstep/worker/standby_place.h"
+#include "lockstep/worker/status_publisher.h"
 
 namespace lockstep {
 namespace {

@@ -110,7 +110,7 @@ class [[nodiscard]] ProcessGroupGuard {
 // SIGUSR1 writes the flight record from here on, unless the program handles or
 // ignores it (docs/flight-recorder.md).
 //
-// In a standby process (lockstep run --standby, docs/launcher.md) this first
+// In a standby process (lockstep run --standby, docs/standby.md) this first
 // blocks until the launcher gives the process its rank, without a deadline. It
 // then sets RANK and the other variables of a worker by setenv(), so no other
 // thread may read the environment meanwhile. A program that asks for its rank

@@ -10,14 +10,14 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "lockstep/base/worker_store_link.h"
+#include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 
 // The store that the launcher keeps for the workers of an attempt, as a
 // c10d::Store: all ranks of the job reach it, each through its own agent
-// (docs/launcher.md, "The workers' store"). Has what TCPStore has, without
-// queues and listKeys().
+// (docs/internals/launcher.md, "The workers' store"). Has what TCPStore has,
+// without queues and listKeys().
 //
 // Each call has until the store's timeout (zero: for ever). Throws
 // c10::DistStoreError if a key does not come in time, StoreRefusal if the store

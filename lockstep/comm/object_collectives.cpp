@@ -7,9 +7,9 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/data_movement.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep {
 namespace {

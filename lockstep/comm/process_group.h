@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/flight_recorder.h"
 #include "lockstep/base/process_mark.h"
 #include "lockstep/comm/life_signs.h"
+#include "lockstep/trace/flight_recorder.h"
 
 namespace lockstep {
 

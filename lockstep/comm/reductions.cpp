@@ -5,11 +5,11 @@
 #include <map>
 #include <numeric>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/step_in_caller.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,5 @@
 #include "lockstep/comm/rendezvous.h"
 
-#include <limits.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,9 +17,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
-#include "lockstep/base/rank_environment.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/comm/launcher_store.h"
 #include "lockstep/comm/store_socket.h"
+#include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal {
 namespace {
@@ -216,9 +216,7 @@ bool meets_at_launcher(bool python_may_join) {
 // and process id.
 std::string process_name() {
   static const std::string random = std::to_string(std::random_device()());
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return "pid " + std::to_string(::getpid()) + " on " + host.data() + "#" +
+  return "pid " + std::to_string(::getpid()) + " on " + host_name() + "#" +
          random;
 }
 

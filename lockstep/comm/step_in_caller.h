@@ -3,11 +3,11 @@
 #include <exception>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/flight_recorder.h"
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/flight_recorder.h"
 
 namespace lockstep::internal {
 

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <csignal>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/base/signal_list.h"
-#include "lockstep/base/stop_signals.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/reductions.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/worker/stop_signals.h"
 
 namespace lockstep {
 namespace {

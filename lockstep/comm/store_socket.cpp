@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -17,6 +16,7 @@
 #include <thread>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/host_name.h"
 
 namespace lockstep::internal {
 namespace {
@@ -171,9 +171,7 @@ std::string outward_address() {
       ::inet_ntop(AF_INET, &own.sin_addr, text.data(), text.size())) {
     return text.data();
   }
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  if (::gethostname(name.data(), name.size()) != 0) throw_errno("gethostname");
-  return name.data();
+  return host_name();
 }
 
 }  // namespace lockstep::internal

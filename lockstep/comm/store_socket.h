@@ -11,9 +11,9 @@ namespace lockstep::internal {
 
 // Returns the socket on which rank 0's store is to listen, bound and not
 // listening: the one that the launcher holds for it (LOCKSTEP_MASTER_LISTEN_FD,
-// see docs/launcher.md), otherwise one of our own if `host` is loopback.
-// Returns nothing for other hosts: the store then makes its own socket, on
-// every interface.
+// see docs/internals/launcher.md), otherwise one of our own if `host` is
+// loopback. Returns nothing for other hosts: the store then makes its own
+// socket, on every interface.
 //
 // With a socket of its own the store would listen on every interface for
 // loopback, too. It would also look up the names of IPv4 clients at the name

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/box.h"
-#include "lockstep/base/range.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/state/box.h"
+#include "lockstep/state/range.h"
 
 namespace lockstep::internal {
 

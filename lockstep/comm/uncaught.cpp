@@ -12,10 +12,10 @@
 #include <typeinfo>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/error_file.h"
-#include "lockstep/base/rank_environment.h"
-#include "lockstep/base/standby_place.h"
 #include "lockstep/comm/out_of_memory.h"
+#include "lockstep/worker/error_file.h"
+#include "lockstep/worker/rank_environment.h"
+#include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
 namespace {

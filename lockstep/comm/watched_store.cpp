@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/standby_place.h"
+#include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
 namespace {

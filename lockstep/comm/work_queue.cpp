@@ -14,9 +14,9 @@
 #include <optional>
 #include <thread>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/span.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 namespace {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "lockstep/base/digest.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep {
 namespace {

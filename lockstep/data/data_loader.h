@@ -11,8 +11,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/base/span.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/data/batch_tensors.h"
 #include "lockstep/data/batch_transfer.h"
 #include "lockstep/data/collate.h"
@@ -24,6 +22,8 @@
 #include "lockstep/data/sample_seed.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/data/sampler_of_batches.h"
+#include "lockstep/trace/span.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 

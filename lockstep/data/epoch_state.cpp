@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "lockstep/base/state_entry.h"
+#include "lockstep/state/state_entry.h"
 
 namespace lockstep::internal {
 

@@ -8,8 +8,8 @@
 #include <stdexcept>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal {
 namespace {

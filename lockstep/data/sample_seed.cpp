@@ -2,7 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "lockstep/base/digest.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep {
 namespace {

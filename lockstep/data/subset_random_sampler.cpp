@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/base/digest.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep {
 namespace {

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/data/resumable_sampler.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 namespace {

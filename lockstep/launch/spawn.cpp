@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/error_file.h"
 #include "lockstep/launch/spawn_processes.h"
+#include "lockstep/worker/error_file.h"
 
 namespace lockstep {
 namespace {

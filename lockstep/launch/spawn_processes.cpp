@@ -13,8 +13,8 @@
 #include <tuple>
 #include <utility>
 
-#include "lockstep/launch/wait_status.h"
-#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/agent/worker_environment.h"
+#include "lockstep/launch/process/wait_status.h"
 
 namespace lockstep::internal {
 namespace {

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/child_process.h"
+#include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/store_port.h"
 #include "lockstep/launch/spawn.h"
 #include "lockstep/launch/spawn_report.h"
-#include "lockstep/launch/store_port.h"
-#include "lockstep/launch/worker_failure.h"
+#include "lockstep/launch/watch/worker_failure.h"
 
 namespace lockstep::internal {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "lockstep/launch/child_process.h"
+#include "lockstep/launch/process/child_process.h"
 
 namespace lockstep::internal {
 namespace {

@@ -9,10 +9,10 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "lockstep/base/current_call.h"
-#include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::metrics {
 

@@ -6,8 +6,8 @@
 
 #include <limits>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/point_to_point.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
 namespace {

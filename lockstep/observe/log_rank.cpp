@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal {
 

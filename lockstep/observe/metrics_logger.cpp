@@ -23,10 +23,10 @@
 #include <utility>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/training_summary.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/log_names.h"
 #include "lockstep/observe/log_rank.h"
+#include "lockstep/worker/training_summary.h"
 
 namespace lockstep {
 namespace {

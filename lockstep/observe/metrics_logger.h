@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/state_tree.h"
+#include "lockstep/state/state_tree.h"
 
 namespace lockstep {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/span.h"
 #include "lockstep/observe/profiler.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 namespace {

@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/words_of.h"
 #include "lockstep/observe/clock_offset.h"
@@ -23,6 +22,7 @@
 #include "lockstep/observe/log_rank.h"
 #include "lockstep/observe/recorded_spans.h"
 #include "lockstep/observe/trace_metadata.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep {
 namespace {

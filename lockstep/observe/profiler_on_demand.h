@@ -7,8 +7,8 @@
 #include <string>
 #include <thread>
 
-#include "lockstep/base/profile_on_demand.h"
 #include "lockstep/observe/profiler.h"
+#include "lockstep/worker/profile_on_demand.h"
 
 namespace lockstep::internal {
 

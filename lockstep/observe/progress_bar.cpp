@@ -8,10 +8,10 @@
 #include <stdexcept>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/status_publisher.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/progress_line.h"
+#include "lockstep/worker/status_publisher.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "lockstep/base/span.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 

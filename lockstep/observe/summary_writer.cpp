@@ -19,13 +19,14 @@
 #include <system_error>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/training_summary.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/event.h"
 #include "lockstep/observe/histogram.h"
 #include "lockstep/observe/log_names.h"
 #include "lockstep/observe/log_rank.h"
 #include "lockstep/observe/png_encoder.h"
+#include "lockstep/worker/training_summary.h"
 
 namespace lockstep {
 namespace {
@@ -41,12 +42,6 @@ double seconds_since_1970() {
       .count();
 }
 
-std::string host_of_process() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "localhost";
-  return name.data();
-}
-
 // As Python's: "runs/Nov24_03-50-12_host".
 std::string default_log_dir(const std::string& comment) {
   const std::time_t now = std::time(nullptr);
@@ -54,7 +49,8 @@ std::string default_log_dir(const std::string& comment) {
   ::localtime_r(&now, &local);
   std::array<char, 64> date{};
   std::strftime(date.data(), date.size(), "%b%d_%H-%M-%S", &local);
-  return std::string("runs/") + date.data() + "_" + host_of_process() + comment;
+  return std::string("runs/") + date.data() + "_" + internal::host_name() +
+         comment;
 }
 
 struct EventFile {
@@ -71,7 +67,7 @@ EventFile make_event_file(const std::string& folder,
   std::snprintf(time.data(), time.size(), "%010lld",
                 static_cast<long long>(std::time(nullptr)));
   const std::string begin = folder + "/events.out.tfevents." + time.data() +
-                            "." + host_of_process() + "." +
+                            "." + internal::host_name() + "." +
                             std::to_string(::getpid()) + ".";
   while (true) {
     const std::string path = begin + std::to_string(files++) + suffix;

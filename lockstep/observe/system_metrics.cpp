@@ -10,7 +10,7 @@
 #include <sstream>
 #include <string>
 
-#include "lockstep/base/gpu_usage.h"
+#include "lockstep/worker/gpu_usage.h"
 
 namespace lockstep {
 namespace {

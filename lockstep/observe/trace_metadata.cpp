@@ -1,11 +1,11 @@
 #include "lockstep/observe/trace_metadata.h"
 
-#include <limits.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/base/host_name.h"
 #include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/log_rank.h"
@@ -31,11 +31,6 @@ ordered_json config_of(const ProcessGroup& group) {
           {"backend_config", group.backend_config()},
           {"pg_size", group.size()},
           {"ranks", group.global_ranks()}};
-}
-
-std::string host() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "";
 }
 
 // A host's name may have bytes that are no UTF-8; the others stay readable.
@@ -81,7 +76,7 @@ std::string lockstep_info(const ProcessGroupPtr& group,
   return text_of({{"version", 1},
                   {"rank", group ? group->rank() : log_rank()},
                   {"world_size", group ? group->size() : log_world_size()},
-                  {"host", host()},
+                  {"host", host_name()},
                   {"pid", ::getpid()},
                   {"clock_offset_ns", clock.offset_ns},
                   {"clock_uncertainty_ns", clock.uncertainty_ns}});

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/maximize_option.h"
+#include "lockstep/state/maximize_option.h"
 
 namespace lockstep::internal {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/span.h"
 #include "lockstep/optim/fused_optimizer.h"
+#include "lockstep/trace/span.h"
 
 // The code that the optimizers of this folder share. Internal to the folder.
 namespace lockstep::internal {

@@ -5,8 +5,8 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_complex.h>
 
-#include "lockstep/base/span.h"
 #include "lockstep/optim/fused_step.h"
+#include "lockstep/trace/span.h"
 
 template class lockstep::internal::FusedOptimizer<lockstep::internal::SGDTypes>;
 

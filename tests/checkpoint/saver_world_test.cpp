@@ -7,10 +7,10 @@
 #include <fstream>
 #include <thread>
 
-#include "lockstep/base/stop_signals.h"
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/worker/stop_signals.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"

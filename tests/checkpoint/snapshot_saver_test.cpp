@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/base/stop_signals.h"
 #include "lockstep/checkpoint/staged_copy.h"
+#include "lockstep/worker/stop_signals.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/in_child.h"
 #include "tests/harness/message_of.h"

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/endpoint.h"
+#include "lockstep/base/endpoint.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

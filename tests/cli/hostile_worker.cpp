@@ -24,10 +24,10 @@
 #include <vector>
 
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/status_board.h"
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/agent_socket.h"
-#include "lockstep/launch/job_status.h"
+#include "lockstep/launch/watch/agent_socket.h"
+#include "lockstep/launch/watch/job_status.h"
+#include "lockstep/worker/status_board.h"
 
 namespace lockstep::internal {
 namespace {

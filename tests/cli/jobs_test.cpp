@@ -24,8 +24,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/launch/agent_socket.h"
-#include "lockstep/launch/job_link.h"
+#include "lockstep/launch/watch/agent_socket.h"
+#include "lockstep/launch/watch/job_link.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

@@ -10,10 +10,10 @@
 #include <mutex>
 #include <string>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/trace/span.h"
 #include "tests/comm/contract/tensors.h"
 #include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/worker_store_service.h"
+#include "lockstep/launch/agent/worker_store_service.h"
 
 namespace lockstep::internal {
 namespace {

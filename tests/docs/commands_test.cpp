@@ -8,7 +8,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/store_port.h"
 #include "tests/harness/running_program.h"
 
 namespace lockstep::internal::testing {

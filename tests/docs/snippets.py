@@ -57,7 +57,8 @@ MAIN = re.compile(r"^int main\(")
 # Snippets that save; a second start finds the file in its folder.
 SAVES = re.compile(r"\bsave_(snapshot|state_dict)\(")
 NAMES_PAGE = "docs/names.md"
-FAULTS_PAGE = "docs/faults.md"
+# Pages that say which test shows what they say.
+PAGES_WITH_TESTS = {"docs/faults.md", "docs/internals/liveness.md"}
 # A name of Lockstep in a row of its tables.
 NAME = re.compile(r"`([^`]+)`")
 # A link within the repository, or a picture.
@@ -459,7 +460,7 @@ def main():
             command_entries({page: pages[page]})
             if command == "check" and page == NAMES_PAGE:
                 check_headers(source, page, texts[page])
-            if command == "check" and page == FAULTS_PAGE:
+            if command == "check" and page in PAGES_WITH_TESTS:
                 check_tests(source, page, texts[page])
             if command == "check":
                 check_beginning(page, texts[page])

@@ -14,7 +14,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/checkpoint/snapshot.h"
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/store_port.h"
 #include "tests/examples/example_test.h"
 
 namespace lockstep::internal::testing {

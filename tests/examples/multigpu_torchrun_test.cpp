@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/store_port.h"
 #include "tests/examples/example_test.h"
 
 namespace lockstep::internal::testing {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/store_port.h"
 #include "tests/examples/example_test.h"
 
 namespace lockstep::internal::testing {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/store_port.h"
 #include "tests/harness/rank_process.h"
 
 namespace lockstep::internal::testing {

@@ -1,5 +1,5 @@
 // How a child is started, watched, signalled and reaped.
-#include "lockstep/launch/child_process.h"
+#include "lockstep/launch/process/child_process.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 #include <iterator>
 #include <thread>
 
-#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/agent/worker_environment.h"
 
 namespace lockstep::internal::testing {
 namespace {

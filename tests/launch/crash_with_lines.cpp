@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <string>
 
-#include "lockstep/base/crash_handler.h"
-#include "lockstep/base/status_publisher.h"
+#include "lockstep/worker/crash_handler.h"
+#include "lockstep/worker/status_publisher.h"
 
 namespace {
 

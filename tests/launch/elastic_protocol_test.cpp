@@ -4,7 +4,7 @@
 
 #include <deque>
 
-#include "lockstep/launch/node_protocol.h"
+#include "lockstep/launch/nodes/node_protocol.h"
 #include "tests/launch/memory_agent_store.h"
 
 namespace lockstep::internal::testing {

@@ -1,5 +1,5 @@
 // The rules by which the host of the agents' store decides, without a store.
-#include "lockstep/launch/elastic_rules.h"
+#include "lockstep/launch/nodes/elastic_rules.h"
 
 #include <gmock/gmock.h>
 

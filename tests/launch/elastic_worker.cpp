@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "lockstep/base/status_publisher.h"
-#include "lockstep/base/training_counters.h"
+#include "lockstep/worker/status_publisher.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace {
 volatile std::sig_atomic_t stopped = 0;

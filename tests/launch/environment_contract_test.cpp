@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/agent/worker_environment.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

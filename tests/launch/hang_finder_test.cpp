@@ -1,5 +1,5 @@
 // What is found by a board and by files, without workers.
-#include "lockstep/launch/hang_finder.h"
+#include "lockstep/launch/watch/hang_finder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Which workers hang, by made-up progress and times.
-#include "lockstep/launch/hang_watch.h"
+#include "lockstep/launch/watch/hang_watch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The thread of an agent that takes part in a job of several nodes, with a
 // store in this process.
-#include "lockstep/launch/job_member.h"
+#include "lockstep/launch/nodes/job_member.h"
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>

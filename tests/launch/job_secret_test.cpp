@@ -1,4 +1,4 @@
-#include "lockstep/launch/job_secret.h"
+#include "lockstep/launch/nodes/job_secret.h"
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>

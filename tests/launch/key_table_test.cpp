@@ -1,4 +1,4 @@
-#include "lockstep/launch/rendezvous/key_table.h"
+#include "lockstep/launch/nodes/store/key_table.h"
 
 #include <gmock/gmock.h>
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/nodes/agent_store.h"
 
 namespace lockstep::internal::testing {
 

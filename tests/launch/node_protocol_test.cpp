@@ -1,6 +1,6 @@
 // What agents of several nodes write into their store and read from it, without
 // a network and without waiting.
-#include "lockstep/launch/node_protocol.h"
+#include "lockstep/launch/nodes/node_protocol.h"
 
 #include <gmock/gmock.h>
 

@@ -10,7 +10,7 @@
 #include <fstream>
 #include <thread>
 
-#include "lockstep/launch/endpoint.h"
+#include "lockstep/base/endpoint.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <thread>
 
-#include "lockstep/launch/endpoint.h"
+#include "lockstep/base/endpoint.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {

@@ -1,4 +1,4 @@
-#include "lockstep/launch/numa_binding.h"
+#include "lockstep/launch/process/numa_binding.h"
 
 #include <gmock/gmock.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "lockstep/launch/omp_threads.h"
+#include "lockstep/launch/process/omp_threads.h"
 #include "tests/launch/fake_system.h"
 
 namespace lockstep::internal::testing {

@@ -1,4 +1,4 @@
-#include "lockstep/launch/output_options.h"
+#include "lockstep/launch/process/output_options.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -9,13 +9,13 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "lockstep/base/endpoint.h"
 #include "lockstep/base/signal_list.h"
-#include "lockstep/launch/endpoint.h"
-#include "lockstep/launch/process_count.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/store_port.h"
-#include "lockstep/launch/usable_cores.h"
-#include "lockstep/launch/visible_gpus.h"
+#include "lockstep/launch/process/process_count.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/store_port.h"
+#include "lockstep/launch/process/usable_cores.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/output_mux.h"
+#include "lockstep/launch/process/output_mux.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

@@ -1,4 +1,4 @@
-#include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/process/run_directory.h"
 
 #include <gtest/gtest.h>
 

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/native_stack.h"
-#include "lockstep/launch/source_finder.h"
+#include "lockstep/launch/watch/source_finder.h"
+#include "lockstep/worker/native_stack.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

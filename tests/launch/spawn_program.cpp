@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/base/error_file.h"
+#include "lockstep/worker/error_file.h"
 
 // The name is that of LibTorch's error when a peer has ended.
 namespace c10 {

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "lockstep/launch/rendezvous/key_table.h"
-#include "lockstep/launch/rendezvous/store_message.h"
-#include "lockstep/launch/worker_table.h"
+#include "lockstep/launch/nodes/store/key_table.h"
+#include "lockstep/launch/nodes/store/store_message.h"
+#include "lockstep/launch/nodes/store/worker_table.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,6 +1,6 @@
 // The messages of the agents' store: what is understood and what is refused,
 // of messages that are right and of random damage to them.
-#include "lockstep/launch/rendezvous/store_message.h"
+#include "lockstep/launch/nodes/store/store_message.h"
 
 #include <gmock/gmock.h>
 

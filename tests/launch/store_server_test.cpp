@@ -1,6 +1,6 @@
 // The agents' store over real sockets: requests, waits, strangers, and clients
 // that send garbage, too much, too little or too slowly (Faults 21 and 22).
-#include "lockstep/launch/rendezvous/store_server.h"
+#include "lockstep/launch/nodes/store/store_server.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -18,9 +18,9 @@
 #include <random>
 #include <thread>
 
-#include "lockstep/launch/endpoint.h"
-#include "lockstep/launch/rendezvous/store_client.h"
-#include "lockstep/launch/store_connections.h"
+#include "lockstep/base/endpoint.h"
+#include "lockstep/launch/nodes/store/store_client.h"
+#include "lockstep/launch/nodes/store_connections.h"
 #include "tests/harness/message_of.h"
 
 namespace lockstep::internal::testing {

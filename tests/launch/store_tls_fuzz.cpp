@@ -14,7 +14,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/launch/rendezvous/store_server.h"
+#include "lockstep/launch/nodes/store/store_server.h"
 
 namespace lockstep::internal {
 namespace {

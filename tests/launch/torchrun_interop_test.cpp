@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "lockstep/launch/numa_binding.h"
+#include "lockstep/launch/process/numa_binding.h"
 #include "tests/launch/fake_system.h"
 #include "tests/launch/launcher.h"
 
@@ -63,7 +63,7 @@ class Torchrun : public LauncherTest {
                const std::set<std::string>& more);
 };
 
-// Variables that differ by design (docs/launcher.md, "Differences from
+// Variables that differ by design (docs/torchrun.md, "Differences from
 // torchrun"): only in their values, and those that torchrun does not have.
 const std::set<std::string> kOtherValues{
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE",
@@ -150,7 +150,7 @@ TEST_F(Torchrun, TableOfOptionsIsThatOfTheInstalledTorch) {
   const auto result = run_program(
       {LOCKSTEP_TORCH_PYTHON,
        LOCKSTEP_SOURCE_DIR "/tests/launch/torchrun_options.py",
-       LOCKSTEP_SOURCE_DIR "/docs/launcher.md", LOCKSTEP_BIN_DIR "/lockstep"},
+       LOCKSTEP_SOURCE_DIR "/docs/torchrun.md", LOCKSTEP_BIN_DIR "/lockstep"},
       {}, kAllowed);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
 }

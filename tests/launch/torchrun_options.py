@@ -1,4 +1,4 @@
-"""The table of torchrun's options in docs/launcher.md beside the installed torch
+"""The table of torchrun's options in docs/torchrun.md beside the installed torch
 and beside `lockstep run --help`.
 
     torchrun_options.py PAGE LOCKSTEP

@@ -1,6 +1,6 @@
 // Which of several failed workers is named first, and what their error files
 // contain.
-#include "lockstep/launch/worker_failure.h"
+#include "lockstep/launch/watch/worker_failure.h"
 
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <set>
 
-#include "lockstep/launch/cpu_topology.h"
-#include "lockstep/launch/system_file.h"
-#include "lockstep/launch/usable_cores.h"
+#include "lockstep/launch/process/cpu_topology.h"
+#include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/usable_cores.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

@@ -13,12 +13,12 @@
 #include <random>
 #include <thread>
 
+#include "lockstep/base/endpoint.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/worker_store_link.h"
-#include "lockstep/launch/endpoint.h"
-#include "lockstep/launch/rendezvous/store_client.h"
-#include "lockstep/launch/rendezvous/store_server.h"
-#include "lockstep/launch/worker_store_service.h"
+#include "lockstep/launch/agent/worker_store_service.h"
+#include "lockstep/launch/nodes/store/store_client.h"
+#include "lockstep/launch/nodes/store/store_server.h"
+#include "lockstep/worker/worker_store_link.h"
 #include "tests/harness/message_of.h"
 
 namespace lockstep::internal::testing {

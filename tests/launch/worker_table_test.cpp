@@ -1,6 +1,6 @@
 // The keys of the workers' store: what each operation does, as in c10d's
 // TCPStore, and which waits it ends.
-#include "lockstep/launch/worker_table.h"
+#include "lockstep/launch/nodes/store/worker_table.h"
 
 #include <gmock/gmock.h>
 

@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/span.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -41,6 +40,7 @@
 #include "lockstep/parallel/pipeline/pipeline.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "lockstep/trace/span.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/temporary_folder.h"

@@ -165,7 +165,7 @@ def save():
 
 
 def load_whole(folder):
-    """The steps of docs/snapshots.md."""
+    """The steps of docs/snapshot-folders.md."""
     model = build()
     optimizer = make(model)
     optim = get_optimizer_state_dict(model, optimizer)

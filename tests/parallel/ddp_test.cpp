@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/trace/span.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {

@@ -14,11 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
+#include "lockstep/state/digest.h"
 #include "tests/parallel/items_end.h"
 #include "tests/parallel/items_training.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/wrapped_module.h"
+#include "lockstep/parallel/module/wrapped_module.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

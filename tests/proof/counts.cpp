@@ -29,8 +29,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/flight_recorder.h"
 #include "lockstep/comm/object_collectives.h"
+#include "lockstep/trace/flight_recorder.h"
 
 namespace lockstep::internal::testing {
 namespace {

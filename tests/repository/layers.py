@@ -4,7 +4,7 @@
 
 - A layer includes the layers above it in the table and nothing below; layers
   in one row do not include each other.
-- base, kernels, launch, the command, the protocol of shared memory and the
+- The layers up to launch, the command, the protocol of shared memory and the
   readers of file formats include nothing of LibTorch; of launch one folder
   does, c10d, which is a module that is loaded when it is needed, and of the
   command the programs that a subcommand starts (TORCH_PROGRAMS).
@@ -22,7 +22,9 @@ import sys
 # A layer may include layers of earlier rows and itself.
 ROWS = [
     ["base"],
-    ["kernels", "launch"],
+    ["trace", "state"],
+    ["worker", "kernels"],
+    ["launch"],
     ["comm"],
     ["data", "optim", "amp", "checkpoint", "metrics", "observe"],
     ["parallel"],
@@ -33,9 +35,14 @@ for index, row in enumerate(ROWS):
     for layer in row:
         ALLOWED[layer] = {layer, *above} - ({"launch"} - {layer})
 ALLOWED["kernels"] = {"base", "kernels"}
-ALLOWED["cli"] = {"base", "launch", "cli"}
-WITHOUT_TORCH = {"base", "kernels", "launch", "cli"}
-TORCH_MODULES = {("launch", "c10d")}
+ALLOWED["worker"] = {"base", "trace", "worker"}
+ALLOWED["launch"] = {"base", "worker", "launch"}
+ALLOWED["cli"] = {"base", "trace", "worker", "launch", "cli"}
+# The folders of a layer: each may include those that stand before it. (Between
+# the folders of parallel the targets see to it.)
+FOLDERS = {"launch": ["process", "watch", "nodes", "agent"]}
+WITHOUT_TORCH = {"base", "trace", "state", "worker", "kernels", "launch", "cli"}
+TORCH_MODULES = {("launch", "nodes", "c10d")}
 # Programs that a subcommand starts because it needs LibTorch: they may include
 # all.
 TORCH_PROGRAMS = {
@@ -74,7 +81,12 @@ def check_includes(source):
                     continue
                 if other not in ALLOWED[layer]:
                     yield f"{path}:{number}: {layer} must not include {other}"
-            elif ((layer in WITHOUT_TORCH and parts[:2] not in TORCH_MODULES
+                folders = FOLDERS.get(layer, [])
+                folder, included = parts[1], name.split("/")[2]
+                if (other == layer and folder in folders and included in folders
+                        and folders.index(included) > folders.index(folder)):
+                    yield f"{path}:{number}: {folder} must not include {included}"
+            elif ((layer in WITHOUT_TORCH and parts[:3] not in TORCH_MODULES
                    or PLAIN.match(f"lockstep/{'/'.join(parts)}")
                    or parts[:2] == FILES)
                   and re.match(r"(torch|ATen|c10|caffe2)/", name)):

@@ -9,12 +9,12 @@
 #include <exception>
 #include <stdexcept>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/pt/pickle_reader.h"
 #include "lockstep/checkpoint/pt/pickle_writer.h"
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/pt/zip_reader.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 namespace {

@@ -7,12 +7,12 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/digest.h"
-#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/state/strict_json.h"
 
 namespace lockstep::internal {
 namespace {

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/base/safetensors_header.h"
 #include "lockstep/checkpoint/pt/pickle_types.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/state/safetensors_header.h"
 
 namespace lockstep::internal {
 namespace {

@@ -5,10 +5,10 @@
 #include <optional>
 #include <stdexcept>
 
-#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/state/strict_json.h"
 
 namespace lockstep::internal {
 namespace {

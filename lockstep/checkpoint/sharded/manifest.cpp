@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/state/strict_json.h"
 
 namespace lockstep::internal {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/rank_environment.h"
+#include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal {
 

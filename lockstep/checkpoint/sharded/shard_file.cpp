@@ -8,10 +8,10 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/parallel_tasks.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/state/strict_json.h"
 
 namespace lockstep::internal {
 namespace {

@@ -12,7 +12,7 @@
 // One file of a sharded snapshot: a safetensors file as PyTorch's
 // HuggingFaceStorageWriter(save_distributed=True) writes it (torch 2.13,
 // torch/distributed/checkpoint/hf_storage.py and filesystem.py), with checksums
-// of our own in its metadata. docs/snapshots.md describes it byte by byte.
+// of our own in its metadata (docs/internals/snapshot-formats.md).
 namespace lockstep::internal {
 
 // A tensor's bytes in a file have one checksum for each block of this size,

@@ -9,10 +9,10 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lockstep/base/digest.h"
-#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/state/strict_json.h"
 
 namespace lockstep::internal {
 namespace {

@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/base/box.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal {
 

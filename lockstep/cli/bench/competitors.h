@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "lockstep/launch/child_process.h"
+#include "lockstep/launch/process/child_process.h"
 
 namespace lockstep::internal::bench {
 

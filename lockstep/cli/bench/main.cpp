@@ -10,7 +10,7 @@
 #include "lockstep/cli/bench/measure.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/stop_signal.h"
-#include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/process/exit_code.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep::internal::bench;

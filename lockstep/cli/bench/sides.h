@@ -5,13 +5,13 @@
 
 #include "lockstep/cli/bench/options.h"
 #include "lockstep/cli/bench/world.h"
-#include "lockstep/launch/program.h"
+#include "lockstep/launch/process/program.h"
 
 namespace lockstep::internal::bench {
 
 // One side that is measured: ours, or a peer that does the same work. A further
 // peer needs one more entry in sides(), and a program that understands the
-// lines of docs/benchmarks.md ("Adding a peer").
+// lines of docs/internals/benchmarks.md ("Adding a peer").
 struct Side {
   std::string name;  // the JSON's "side" and the table's column
   Program program;

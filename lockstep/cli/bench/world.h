@@ -10,9 +10,9 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/cli/stop_signal.h"
-#include "lockstep/launch/child_process.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/store_port.h"
+#include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/store_port.h"
 
 namespace lockstep::internal::bench {
 
@@ -43,7 +43,7 @@ enum class Launch {
 };
 
 // The ranks of one program, ours or a peer's, which wait to be told what to
-// time. docs/benchmarks.md, "Adding a peer", has the lines that they
+// time. docs/internals/benchmarks.md, "Adding a peer", has the lines that they
 // understand. The kernel kills them when this process dies. For one thread.
 class World {
  public:

@@ -11,7 +11,7 @@ namespace lockstep::internal {
 
 // The program of libexec/lockstep that makes the test, and its arguments: two
 // ranks all-reduce 4 bytes and 16 MiB for a second altogether, compare every
-// element once, and report JSON on stdout (docs/benchmarks.md).
+// element once, and report JSON on stdout (docs/internals/benchmarks.md).
 inline constexpr const char* kAllReduceProgram = "lockstep-bench";
 std::vector<std::string> all_reduce_arguments();
 

@@ -12,8 +12,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/child_process.h"
-#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/agent/worker_environment.h"
+#include "lockstep/launch/process/child_process.h"
 
 namespace lockstep::internal {
 namespace {

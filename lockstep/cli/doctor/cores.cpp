@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lockstep/launch/system_file.h"
-#include "lockstep/launch/usable_cores.h"
+#include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/usable_cores.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,11 +1,9 @@
 #include "lockstep/cli/doctor/doctor_report.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <climits>
 #include <sstream>
+
+#include "lockstep/base/host_name.h"
 
 namespace lockstep::internal {
 namespace {
@@ -83,8 +81,6 @@ std::string summary_text(const std::vector<Finding>& findings) {
 }
 
 std::string findings_json(const std::vector<Finding>& findings) {
-  std::array<char, HOST_NAME_MAX + 1> host{};
-  gethostname(host.data(), host.size() - 1);
   nlohmann::ordered_json checks = nlohmann::ordered_json::array();
   for (const auto& finding : findings) {
     checks.push_back({{"name", finding.name},
@@ -95,7 +91,7 @@ std::string findings_json(const std::vector<Finding>& findings) {
   }
   const nlohmann::ordered_json document{{"format", kFormat},
                                         {"lockstep", LOCKSTEP_VERSION},
-                                        {"host", host.data()},
+                                        {"host", host_name()},
                                         {"health", name_of(worst_of(findings))},
                                         {"checks", std::move(checks)}};
   constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;

@@ -1,7 +1,7 @@
 #pragma once
 
+#include "lockstep/base/endpoint.h"
 #include "lockstep/cli/doctor/finding.h"
-#include "lockstep/launch/endpoint.h"
 
 namespace lockstep::internal {
 

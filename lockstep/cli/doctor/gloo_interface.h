@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/own_address.h"
 #include "lockstep/cli/doctor/finding.h"
 #include "lockstep/cli/doctor/network_interfaces.h"
+#include "lockstep/worker/own_address.h"
 
 namespace lockstep::internal {
 

@@ -8,8 +8,8 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/cli/size_text.h"
-#include "lockstep/launch/system_file.h"
-#include "lockstep/launch/visible_gpus.h"
+#include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "lockstep/cli/size_text.h"
-#include "lockstep/launch/control_groups.h"
-#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/process/control_groups.h"
+#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "lockstep/launch/control_groups.h"
+#include "lockstep/launch/process/control_groups.h"
 
 namespace lockstep::internal {
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "lockstep/cli/size_text.h"
-#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {
 namespace {

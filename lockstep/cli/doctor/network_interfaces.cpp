@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,5 +1,5 @@
 #include "lockstep/cli/doctor/numa.h"
-#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/process/system_file.h"
 
 #include <algorithm>
 #include <vector>

@@ -15,8 +15,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/nvml.h"
-#include "lockstep/launch/child_process.h"
+#include "lockstep/launch/process/child_process.h"
+#include "lockstep/worker/nvml.h"
 
 namespace lockstep::internal {
 namespace {

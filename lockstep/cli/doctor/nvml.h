@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/nvml.h"
+#include "lockstep/worker/nvml.h"
 
 namespace lockstep::internal {
 

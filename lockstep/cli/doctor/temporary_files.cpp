@@ -4,7 +4,7 @@
 #include <string>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/process/run_directory.h"
 
 namespace lockstep::internal {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/flight_recorder.h"
+#include "lockstep/trace/flight_recorder.h"
 
-// A flight record (docs/flight-recorder.md) as it was read.
+// A flight record (docs/internals/flight-recorder.md) as it was read.
 namespace lockstep::internal {
 
 // what() is one line: the file, the place in it, what is there and what is

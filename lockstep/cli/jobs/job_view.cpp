@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/slowest_rank.h"
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/wait_status.h"
+#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/worker/slowest_rank.h"
 
 namespace lockstep::internal {
 namespace {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/status_board.h"
-#include "lockstep/launch/job_link.h"
-#include "lockstep/launch/job_status.h"
-#include "lockstep/launch/process_usage.h"
+#include "lockstep/launch/process/process_usage.h"
+#include "lockstep/launch/watch/job_link.h"
+#include "lockstep/launch/watch/job_status.h"
+#include "lockstep/worker/status_board.h"
 
 namespace lockstep::internal {
 

@@ -18,7 +18,7 @@
 #include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/view_text.h"
 #include "lockstep/cli/table.h"
-#include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
 namespace {

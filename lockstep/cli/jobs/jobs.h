@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/job_link.h"
+#include "lockstep/launch/watch/job_link.h"
 
 namespace lockstep::internal {
 

@@ -35,8 +35,8 @@
 #include "lockstep/cli/report/trace_folder.h"
 #include "lockstep/cli/report/trace_report.h"
 #include "lockstep/cli/stop_signal.h"
-#include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/job_link.h"
+#include "lockstep/launch/process/exit_code.h"
+#include "lockstep/launch/watch/job_link.h"
 
 namespace lockstep::internal {
 namespace {

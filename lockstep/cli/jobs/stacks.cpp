@@ -15,8 +15,8 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
-#include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/rank_stacks.h"
+#include "lockstep/launch/process/exit_code.h"
+#include "lockstep/launch/watch/rank_stacks.h"
 
 namespace lockstep::internal {
 namespace {

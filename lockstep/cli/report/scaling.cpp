@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/metric_target.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/format.h"
 #include "lockstep/cli/machine.h"
@@ -25,9 +24,10 @@
 #include "lockstep/cli/report/scaling_result.h"
 #include "lockstep/cli/report/scaling_run.h"
 #include "lockstep/cli/stop_signal.h"
-#include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/usable_cores.h"
+#include "lockstep/launch/process/exit_code.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/usable_cores.h"
+#include "lockstep/worker/metric_target.h"
 
 namespace lockstep::internal {
 namespace {

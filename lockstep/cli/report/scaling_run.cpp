@@ -19,11 +19,11 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/child_process.h"
-#include "lockstep/launch/descendants.h"
-#include "lockstep/launch/program.h"
-#include "lockstep/launch/run_directory.h"
-#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/agent/worker_environment.h"
+#include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/descendants.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/run_directory.h"
 
 namespace lockstep::internal {
 namespace {

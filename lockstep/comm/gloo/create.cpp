@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/own_address.h"
-#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/backend_traits.h"
+#include "lockstep/worker/own_address.h"
+#include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal::gloo {
 namespace {

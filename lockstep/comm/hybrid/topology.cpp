@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/comm/gather_texts.h"
-#include "lockstep/comm/host_name.h"
+#include "lockstep/comm/host_id.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
@@ -20,7 +20,7 @@ std::string numbered(const char* what, int rank) {
 
 // A rank that cannot tell on which host it runs stands alone, on Gloo.
 std::string identity_of_this_host(int rank) {
-  return host_name().value_or(numbered("unknown, of rank ", rank));
+  return host_id().value_or(numbered("unknown, of rank ", rank));
 }
 
 // Writes `own` to the store under `what` and this rank's number. Returns what

@@ -10,10 +10,10 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/mpi/backend.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal::mpi {
 namespace {

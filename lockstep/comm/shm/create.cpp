@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/host_name.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
@@ -21,11 +22,6 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kMostRanks = 64;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
 
 // Called after a failure that all ranks hear of.
 void wait_until_all_know(c10d::Store& store, int size) {

@@ -5,13 +5,13 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/arrivals.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
 #include "lockstep/comm/shm/refuse_in_child.h"
 #include "lockstep/comm/shm/shared_tensors.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
 

@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/param_comms.h"
@@ -13,6 +12,7 @@
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/refuse_in_child.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal::shm {
 namespace {

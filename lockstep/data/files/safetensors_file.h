@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string>
 
-#include "lockstep/base/safetensors_header.h"
 #include "lockstep/data/files/mapped_file.h"
+#include "lockstep/state/safetensors_header.h"
 
 namespace lockstep::internal {
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/base/resumable_scheduler.h"
 #include "lockstep/optim/lr_scheduler/scheduler_groups.h"
 #include "lockstep/optim/lr_scheduler/state_fields.h"
+#include "lockstep/state/resumable_scheduler.h"
 
 namespace lockstep::optim {
 

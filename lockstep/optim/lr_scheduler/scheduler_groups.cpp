@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "lockstep/base/scheduler_values.h"
 #include "lockstep/optim/lr_scheduler/state_fields.h"
+#include "lockstep/state/scheduler_values.h"
 
 namespace lockstep::internal {
 namespace {

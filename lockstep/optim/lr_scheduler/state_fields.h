@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/state_tree.h"
+#include "lockstep/state/state_tree.h"
 
 namespace lockstep::internal {
 

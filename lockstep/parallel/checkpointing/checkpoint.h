@@ -15,7 +15,7 @@
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/checkpointing/checkpointed_call.h"
 #include "lockstep/parallel/checkpointing/forms.h"
-#include "lockstep/parallel/forward_arguments.h"
+#include "lockstep/parallel/module/forward_arguments.h"
 
 // Activation checkpointing: what the operations of a function save for backward
 // is not kept, but computed again during backward. It follows

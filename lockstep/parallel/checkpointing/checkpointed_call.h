@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/parallel/checkpointing/input_versions.h"
-#include "lockstep/parallel/ddp/forward_result.h"
+#include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {
 

@@ -11,7 +11,7 @@
 
 #include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
-#include "lockstep/parallel/graph_leaves.h"
+#include "lockstep/parallel/fsdp/graph_leaves.h"
 
 namespace lockstep::internal {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "lockstep/base/span.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep {
 

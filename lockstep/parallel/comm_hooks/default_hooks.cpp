@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "lockstep/parallel/comm_hooks/real_gradients.h"
 

@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/rank_environment.h"
-#include "lockstep/base/state_entry.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
+#include "lockstep/state/state_entry.h"
+#include "lockstep/worker/rank_environment.h"
 
 namespace lockstep {
 namespace {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "lockstep/parallel/comm_hooks/orthogonalize.h"
 #include "lockstep/parallel/comm_hooks/real_gradients.h"

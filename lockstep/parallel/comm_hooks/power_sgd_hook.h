@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/range.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
+#include "lockstep/state/range.h"
 
 // The hook of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, and
 // Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for

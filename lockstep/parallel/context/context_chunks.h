@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/base/range.h"
 #include "lockstep/parallel/context/context_shard.h"
+#include "lockstep/state/range.h"
 
 // Which tokens each rank has: the arithmetic of ContextOrder.
 namespace lockstep::internal {

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/span.h"
 #include "lockstep/parallel/data_parallel/replica_threads.h"
 #include "lockstep/parallel/data_parallel/replicas.h"
 #include "lockstep/parallel/data_parallel/scatter_gather.h"
-#include "lockstep/parallel/wrapped_module.h"
+#include "lockstep/parallel/module/wrapped_module.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep {
 

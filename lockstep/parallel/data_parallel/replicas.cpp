@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "lockstep/comm/version_of.h"
-#include "lockstep/parallel/clone_module.h"
-#include "lockstep/parallel/torch_versions.h"
+#include "lockstep/parallel/module/clone_module.h"
+#include "lockstep/parallel/module/torch_versions.h"
 
 namespace lockstep::internal {
 namespace {

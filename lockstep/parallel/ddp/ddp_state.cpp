@@ -9,9 +9,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/modules/embedding.h>
 
-#include "lockstep/base/current_call.h"
-#include "lockstep/base/digest.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
@@ -20,8 +17,11 @@
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/ddp/replica_check.h"
-#include "lockstep/parallel/registered_parameters.h"
-#include "lockstep/parallel/result_alias.h"
+#include "lockstep/parallel/module/registered_parameters.h"
+#include "lockstep/parallel/module/result_alias.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {
 namespace {

@@ -19,10 +19,10 @@
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_options.h"
-#include "lockstep/parallel/ddp/forward_result.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/ddp/low_precision_parameters.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {
 

@@ -13,9 +13,9 @@
 #include "lockstep/parallel/ddp/ddp_options.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/ddp/logging_data.h"
-#include "lockstep/parallel/forward_arguments.h"
 #include "lockstep/parallel/join/join.h"
-#include "lockstep/parallel/wrapped_module.h"
+#include "lockstep/parallel/module/forward_arguments.h"
+#include "lockstep/parallel/module/wrapped_module.h"
 
 namespace lockstep {
 

@@ -8,8 +8,8 @@
 #include <c10/util/strides.h>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 namespace {

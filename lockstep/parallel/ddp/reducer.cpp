@@ -6,9 +6,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/parallel/ddp/bucket_order.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
 namespace {

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/process_group.h"
@@ -18,6 +17,7 @@
 #include "lockstep/parallel/ddp/gradient_buckets.h"
 #include "lockstep/parallel/ddp/gradient_check.h"
 #include "lockstep/parallel/ddp/readiness.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 

@@ -4,8 +4,8 @@
 
 #include <string_view>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 

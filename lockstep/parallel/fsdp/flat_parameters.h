@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/range.h"
 #include "lockstep/comm/collective_options.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
+#include "lockstep/state/range.h"
 
 namespace lockstep::internal {
 

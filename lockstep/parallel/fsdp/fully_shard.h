@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/ddp/forward_result.h"
-#include "lockstep/parallel/forward_arguments.h"
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
-#include "lockstep/parallel/wrapped_module.h"
+#include "lockstep/parallel/module/forward_arguments.h"
+#include "lockstep/parallel/module/forward_result.h"
+#include "lockstep/parallel/module/wrapped_module.h"
 
 namespace lockstep {
 

@@ -13,12 +13,12 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/span.h"
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/reductions.h"
 #include "lockstep/parallel/ddp/gradient_arena.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 namespace {

@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/span.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/trace/span.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {
 namespace {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/comm/host_name.h"
+#include "lockstep/comm/host_id.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/parallel/mesh/ranks_text.h"
@@ -34,7 +34,7 @@ std::vector<std::string> agree_on_mesh(const MeshLayout& layout,
         " with " + std::to_string(options.ranks_per_host) + " ranks per host";
   }
   if (options.allow_tensor_across_hosts) given += ", tensor across hosts";
-  const auto host = internal::host_name();
+  const auto host = internal::host_id();
   const auto all =
       all_gather_object({{"mesh", given}, {"host", host.value_or("")}},
                         {.group = parent, .timeout = options.timeout});

@@ -5,11 +5,11 @@
 
 #include <stdexcept>
 
-#include "lockstep/base/state_entry.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/state/state_entry.h"
 
 namespace lockstep {
 namespace {

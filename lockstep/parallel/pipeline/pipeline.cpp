@@ -16,18 +16,14 @@
 #include <set>
 #include <stdexcept>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/digest.h"
-#include "lockstep/base/span.h"
-#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/words_of.h"
-#include "lockstep/parallel/graph_leaves.h"
+#include "lockstep/parallel/fsdp/graph_leaves.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedule_messages.h"
@@ -36,6 +32,10 @@
 #include "lockstep/parallel/pipeline/stage_messages.h"
 #include "lockstep/parallel/pipeline/stage_mistake.h"
 #include "lockstep/parallel/pipeline/tied_weights.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/parallel/clone_module.h"
+#include "lockstep/parallel/module/clone_module.h"
+#include "lockstep/parallel/module/wrapped_module.h"
 #include "lockstep/parallel/swa/module_of.h"
-#include "lockstep/parallel/wrapped_module.h"
 
 // This header follows torch.optim.swa_utils (PyTorch documentation,
 // "torch.optim", Weight Averaging).

@@ -4,9 +4,9 @@
 
 #include <utility>
 
-#include "lockstep/base/box.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/placement.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "lockstep/base/range.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/state/range.h"
 
 // How a module of tensor parallelism finds its group and its part of a
 // parameter.

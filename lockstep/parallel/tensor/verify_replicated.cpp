@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/replica_check.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep {
 void verify_replicated(const torch::nn::Module& module,

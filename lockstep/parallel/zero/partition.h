@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/base/range.h"
+#include "lockstep/state/range.h"
 
 namespace lockstep::internal {
 

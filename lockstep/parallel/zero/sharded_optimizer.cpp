@@ -10,9 +10,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
-#include "lockstep/base/digest.h"
-#include "lockstep/base/span.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
@@ -21,6 +18,9 @@
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/ddp/reducer.h"
+#include "lockstep/state/digest.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 namespace {

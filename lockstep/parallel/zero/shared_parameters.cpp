@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/span.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/base/box.h"
+#include "lockstep/state/box.h"
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

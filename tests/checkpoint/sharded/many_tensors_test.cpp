@@ -8,12 +8,12 @@
 #include <fstream>
 #include <map>
 
-#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 #include "lockstep/checkpoint/training_state.h"
+#include "lockstep/state/strict_json.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/written_folder.h"
 #include "tests/harness/message_of.h"

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/base/current_call.h"
+#include "lockstep/trace/current_call.h"
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
 

@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/flight_recorder.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/checkpointing/checkpoint.h"
+#include "lockstep/trace/flight_recorder.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"
 

@@ -22,7 +22,6 @@
 
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/flight_recorder.h"
 #include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
@@ -33,6 +32,7 @@
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"
+#include "lockstep/trace/flight_recorder.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/temporary_folder.h"

@@ -8,15 +8,15 @@
 #include <utility>
 
 #include "lockstep/base/number_list.h"
+#include "lockstep/base/seconds_text.h"
 #include "lockstep/cli/doctor/nodes/link_listener.h"
 #include "lockstep/cli/doctor/nodes/link_plan.h"
 #include "lockstep/cli/doctor/nodes/link_probe.h"
 #include "lockstep/cli/doctor/nodes/meeting.h"
 #include "lockstep/cli/doctor/nodes/node_record.h"
 #include "lockstep/cli/doctor/nodes/nodes_findings.h"
-#include "lockstep/launch/seconds_text.h"
-#include "lockstep/launch/store_connections.h"
-#include "lockstep/launch/store_connector.h"
+#include "lockstep/launch/nodes/store_connections.h"
+#include "lockstep/launch/nodes/store_connector.h"
 
 namespace lockstep::internal {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lockstep/cli/doctor/finding.h"
-#include "lockstep/launch/job_member.h"
+#include "lockstep/launch/nodes/job_member.h"
 
 namespace lockstep::internal {
 

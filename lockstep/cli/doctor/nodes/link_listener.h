@@ -7,9 +7,9 @@
 #include <string>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/endpoint.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/cli/doctor/nodes/link_stream.h"
-#include "lockstep/launch/endpoint.h"
 
 namespace lockstep::internal {
 

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/seconds_text.h"
 #include "lockstep/cli/doctor/nodes/link_stream.h"
 #include "lockstep/cli/doctor/nodes/node_record.h"
-#include "lockstep/launch/seconds_text.h"
 
 namespace lockstep::internal {
 namespace {

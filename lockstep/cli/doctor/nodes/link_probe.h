@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/endpoint.h"
+#include "lockstep/base/endpoint.h"
 
 namespace lockstep::internal {
 

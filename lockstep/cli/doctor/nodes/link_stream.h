@@ -11,8 +11,8 @@
 namespace lockstep::internal {
 
 // What goes over a connection between two nodes while their link is measured
-// (docs/doctor.md, "Between the nodes"). The node that connects asks, the one
-// that has accepted answers. All numbers are big-endian.
+// (docs/internals/doctor.md). The node that connects asks, the one that has
+// accepted answers. All numbers are big-endian.
 inline constexpr std::string_view kLinkGreeting = "lockstep link 1 ";
 inline constexpr size_t kLinkTokenBytes = 32;  // of the node that listens
 inline constexpr size_t kLinkRankBytes = 4;    // of the node that connects

@@ -9,7 +9,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/cli/doctor/nodes/link_probe.h"
 #include "lockstep/cli/doctor/nodes/node_record.h"
-#include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/nodes/agent_store.h"
 
 namespace lockstep::internal {
 
@@ -28,7 +28,7 @@ class MeetingOver : public std::runtime_error {
 };
 
 // How the nodes on which `lockstep doctor` runs agree, through the agents'
-// store, under keys that no job uses (docs/doctor.md, "Between the nodes"). For
+// store, under keys that no job uses (docs/internals/doctor.md). For
 // one thread. Members throw AgentStoreError if the store is lost, and
 // std::runtime_error for a record that no doctor wrote.
 class Meeting {

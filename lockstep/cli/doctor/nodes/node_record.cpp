@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "lockstep/launch/node_protocol.h"
+#include "lockstep/launch/nodes/node_protocol.h"
 
 namespace lockstep::internal {
 namespace {

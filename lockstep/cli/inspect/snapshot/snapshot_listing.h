@@ -49,8 +49,8 @@ struct SnapshotVerification {
 SnapshotVerification verify(const StoredSnapshot& snapshot);
 
 // Both describe a snapshot, and end with a newline. `verification`: null if it
-// was not verified. docs/snapshots.md has the columns and the fields of the
-// JSON.
+// was not verified. docs/inspecting-snapshots.md has the columns and the fields
+// of the JSON.
 std::string listing_table(const StoredSnapshot& snapshot,
                           const SnapshotVerification* verification);
 std::string listing_json(const StoredSnapshot& snapshot,

@@ -35,8 +35,8 @@ struct StoredTensor {
 
   // Where a folder has the tensor. Nothing in a single file.
   struct Place {
-    // "replicate", "shard" or "flat" (docs/snapshots.md); empty if the folder
-    // does not say.
+    // "replicate", "shard" or "flat" (docs/internals/snapshot-formats.md);
+    // empty if the folder does not say.
     std::string placement{};
     // The ranks whose files have a part of it, ascending; empty if the files'
     // names do not say.

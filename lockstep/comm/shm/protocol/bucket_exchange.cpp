@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/span.h"
 #include "lockstep/comm/shm/protocol/collective.h"
 #include "lockstep/kernels/reduce.h"
 #include "lockstep/kernels/scale.h"
+#include "lockstep/trace/span.h"
 
 namespace lockstep::internal::shm {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/range.h"
-#include "lockstep/base/results.h"
+#include "lockstep/comm/results.h"
 #include "lockstep/comm/shm/protocol/registered_memory.h"
 #include "lockstep/kernels/dtype.h"
+#include "lockstep/state/range.h"
 
 namespace lockstep::internal::shm {
 

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/shm/protocol/core.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal::shm {
 

@@ -1,0 +1,221 @@
+#include "lockstep/launch/agent/metrics_endpoint.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/base/endpoint.h"
+#include "lockstep/launch/nodes/job_secret.h"
+#include "lockstep/launch/nodes/metrics_token.h"
+
+namespace lockstep::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kClientTime{10'000};
+constexpr milliseconds kDeafTime{1'000};
+constexpr milliseconds kWithClients{1'000};
+constexpr size_t kMostClients = 64;
+constexpr size_t kLongestRequest = 8192;
+constexpr int kBacklog = 64;
+
+std::string response_of(const char* status, const char* type,
+                        const std::string& body, bool with_body,
+                        const char* header = "") {
+  return std::string("HTTP/1.1 ") + status + "\r\nContent-Type: " + type +
+         "\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\nConnection: close\r\n" + header + "\r\n" +
+         (with_body ? body : "");
+}
+
+bool equals_ignoring_case(std::string_view a, std::string_view b) {
+  return std::ranges::equal(
+      a, b, {}, [](unsigned char c) { return std::tolower(c); },
+      [](unsigned char c) { return std::tolower(c); });
+}
+
+// Returns the token that a request sends; empty: none.
+std::string_view token_of(std::string_view request) {
+  constexpr std::string_view kScheme = "Bearer ";
+  for (size_t at = request.find("\r\n"); at != request.npos;) {
+    request.remove_prefix(at + 2);
+    at = request.find("\r\n");
+    const std::string_view line = request.substr(0, at);
+    const size_t colon = line.find(':');
+    if (colon == line.npos ||
+        !equals_ignoring_case(line.substr(0, colon), "Authorization")) {
+      continue;
+    }
+    std::string_view value = line.substr(colon + 1);
+    value.remove_prefix(std::min(value.find_first_not_of(' '), value.size()));
+    if (!equals_ignoring_case(value.substr(0, kScheme.size()), kScheme)) {
+      return {};
+    }
+    value.remove_prefix(kScheme.size());
+    return value.substr(0, value.find_last_not_of(' ') + 1);
+  }
+  return {};
+}
+
+// Compares in a time that does not tell how many characters are right.
+bool is_token(std::string_view given, std::string_view wanted) {
+  if (given.size() != wanted.size()) return false;
+  unsigned char difference = 0;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    difference |= static_cast<unsigned char>(given[i] ^ wanted[i]);
+  }
+  return difference == 0;
+}
+
+std::string answer_to(std::string_view request, const std::string& token,
+                      const std::function<std::string()>& metrics) {
+  constexpr const char* kText = "text/plain; charset=utf-8";
+  const std::string_view line = request.substr(0, request.find("\r\n"));
+  const size_t method_end = line.find(' ');
+  const size_t path_end = line.find(' ', method_end + 1);
+  if (method_end == std::string_view::npos ||
+      path_end == std::string_view::npos ||
+      !line.substr(path_end + 1).starts_with("HTTP/1.")) {
+    return response_of("400 Bad Request", kText, "this is no request\n", true);
+  }
+  const std::string_view method = line.substr(0, method_end);
+  const bool head = method == "HEAD";
+  if (method != "GET" && !head) {
+    return response_of("405 Method Not Allowed", kText,
+                       "only GET and HEAD are known\n", true);
+  }
+  if (!token.empty() && !is_token(token_of(request), token)) {
+    return response_of("401 Unauthorized", kText,
+                       "the token of the job's secret is missing or wrong\n",
+                       !head, "WWW-Authenticate: Bearer\r\n");
+  }
+  std::string_view path =
+      line.substr(method_end + 1, path_end - method_end - 1);
+  path = path.substr(0, path.find('?'));
+  if (path != "/metrics") {
+    return response_of("404 Not Found", kText, "see /metrics\n", !head);
+  }
+  return response_of("200 OK", "text/plain; version=0.0.4; charset=utf-8",
+                     metrics(), !head);
+}
+
+bool has_come(const std::vector<pollfd>& entries, int fd) {
+  return std::ranges::any_of(entries, [&](const pollfd& entry) {
+    return entry.fd == fd && entry.revents != 0;
+  });
+}
+
+}  // namespace
+
+MetricsEndpoint MetricsEndpoint::listen(const MetricsOptions& options) {
+  const SocketAddress address =
+      resolve({options.address, options.port}).front();
+  std::string token;
+  if (!address.is_loopback() && !options.is_open) {
+    if (!options.secret) {
+      throw std::invalid_argument(
+          "--metrics-address " + options.address +
+          " lets other hosts read the metrics: give the job's secret (" +
+          kJobSecretVariable +
+          " or --rdzv-secret-file), of which readers then send a token; or "
+          "--metrics-insecure, which lets everybody read them");
+    }
+    token = metrics_token(*options.secret);
+  }
+  FileDescriptor socket = bind_socket(address);
+  if (!socket || ::listen(socket.get(), kBacklog) != 0 ||
+      ::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) {
+    const std::string where = "--metrics-port " + std::to_string(options.port);
+    if (errno == EADDRNOTAVAIL) {
+      throw std::invalid_argument("--metrics-address " + options.address +
+                                  " is not an address of this host");
+    }
+    if (errno == EADDRINUSE) {
+      throw std::invalid_argument(where +
+                                  " is in use; give another, or 0 for a free "
+                                  "one");
+    }
+    if (errno == EACCES) {
+      throw std::invalid_argument(where +
+                                  " needs privileges; give one from 1024 up, "
+                                  "or 0 for a free one");
+    }
+    throw_errno("listening on " + where);
+  }
+  const int port = bound_address(socket.get()).port();
+  return {std::move(socket), port, std::move(token)};
+}
+
+void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
+  if (deaf_until_.expired()) entries.push_back({listener_.get(), POLLIN, 0});
+  for (const Client& client : clients_) {
+    const short events = client.response.empty() ? POLLIN : POLLOUT;
+    entries.push_back({client.socket.get(), events, 0});
+  }
+}
+
+milliseconds MetricsEndpoint::most_wait() const {
+  return clients_.empty() && deaf_until_.expired() ? milliseconds::max()
+                                                   : kWithClients;
+}
+
+void MetricsEndpoint::handle_poll_entries(
+    const std::vector<pollfd>& entries,
+    const std::function<std::string()>& metrics) {
+  std::erase_if(clients_, [&](Client& client) {
+    return client.deadline.expired() ||
+           (has_come(entries, client.socket.get()) && serve(client, metrics));
+  });
+  if (has_come(entries, listener_.get())) accept_new();
+}
+
+void MetricsEndpoint::accept_new() {
+  while (true) {
+    FileDescriptor socket(::accept4(listener_.get(), nullptr, nullptr,
+                                    SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      const bool none =
+          errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
+      // No descriptor is left: they wait in the listener's queue.
+      if (!none) deaf_until_ = Deadline::after(kDeafTime);
+      return;
+    }
+    if (clients_.size() == kMostClients) clients_.erase(clients_.begin());
+    clients_.push_back({std::move(socket), Deadline::after(kClientTime)});
+  }
+}
+
+bool MetricsEndpoint::serve(Client& client,
+                            const std::function<std::string()>& metrics) const {
+  if (client.response.empty()) {
+    char bytes[4096];
+    const ssize_t count = ::recv(client.socket.get(), bytes, sizeof bytes, 0);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (count <= 0) return true;
+    client.request.append(bytes, static_cast<size_t>(count));
+    if (client.request.find("\r\n\r\n") != std::string::npos) {
+      client.response = answer_to(client.request, token_, metrics);
+    } else if (client.request.size() > kLongestRequest) {
+      client.response =
+          response_of("431 Request Header Fields Too Large", "text/plain",
+                      "the request is too long\n", true);
+    } else {
+      return false;
+    }
+  }
+  const ssize_t sent = ::send(client.socket.get(), client.response.data(),
+                              client.response.size(), MSG_NOSIGNAL);
+  if (sent < 0) return errno != EAGAIN && errno != EINTR;
+  client.response.erase(0, static_cast<size_t>(sent));
+  return client.response.empty();
+}
+
+}  // namespace lockstep::internal

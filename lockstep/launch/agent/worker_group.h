@@ -1,0 +1,159 @@
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/agent/standby_pool.h"
+#include "lockstep/launch/nodes/round_plan.h"
+#include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/output_mux.h"
+#include "lockstep/launch/process/output_options.h"
+#include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/run_directory.h"
+#include "lockstep/launch/watch/hung_worker.h"
+#include "lockstep/launch/watch/job_status.h"
+#include "lockstep/launch/watch/worker_failure.h"
+
+namespace lockstep::internal {
+
+// What all attempts of a launch have in common.
+struct WorkerGroupOptions {
+  Program program{};
+  int nproc_per_node = 1;
+  int max_restarts = 0;
+  std::string role = "default";
+  std::string run_id{};
+  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
+  // Whether the workers get a store from the launcher: they are not Python's.
+  bool serves_store = false;
+  // WorkerStoreService::name_for() of the attempt; empty: there is none.
+  std::string store_socket{};
+  std::string worker_store{};       // --worker-store; empty: not given
+  std::string signals_to_handle{};  // for the workers' environment
+  // One entry for each local rank, or none if the option is not given.
+  std::vector<std::string> only_gpus{};  // --virtual-local-rank
+  std::vector<std::set<int>> cpus{};     // --numa-binding
+  std::vector<int> omp_threads{};        // --omp-threads
+  bool tells_progress = false;  // workers get a progress file (hang_finder.h)
+  OutputOptions output{};
+};
+
+// The workers of one node in one attempt, local ranks 0 to nproc_per_node - 1.
+// Local rank 0 has the launcher's stdin, the others /dev/null: if several read
+// one terminal, each would get some of its lines by chance. Not thread-safe,
+// like ChildProcess.
+class WorkerGroup {
+ public:
+  // Starts every worker. If one cannot be started, kills those that were
+  // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
+  // this node has rank 0, otherwise -1. Standby processes that wait become
+  // workers, local rank 0 first; `standby` is null if the launch has none. With
+  // it, no worker returns from init_process_group() before let_leave(). Throws
+  // ProgramError, std::system_error.
+  WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
+              int master_listen_fd, const RunDirectory& directory,
+              const Surroundings& surroundings, OutputMux& mux,
+              StandbyPool* standby);
+
+  // From now on workers return from init_process_group() when they have made
+  // their group.
+  void let_leave();
+  // If no worker has been let out of init_process_group(), calls back those in
+  // it that wait at the launcher's store: they get no SIGTERM, and stand by
+  // again (handle_poll_entries()). Requires settle().
+  void call_back();
+
+  // Reads what the workers say that may be called back. A worker that was, and
+  // stands by, is given to `standby` and is no worker of this group any more.
+  void add_poll_entries(std::vector<pollfd>& entries) const;
+  void handle_poll_entries(const std::vector<pollfd>& entries,
+                           StandbyPool& standby);
+
+  // Sends `signal` to the process group of every worker that has not ended. A
+  // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.
+  void signal_process_groups(int signal) const;
+  void kill_workers();  // SIGKILL to the workers themselves
+
+  // Records the status from waitpid(); ignores children that are not workers of
+  // this group.
+  void set_ended(pid_t pid, int wait_status);
+
+  size_t size() const { return workers_.size(); }
+  size_t running() const;
+  std::set<pid_t> pids() const;
+  int stood_by() const { return stood_by_; }  // how many were standby processes
+  std::vector<WorkerStatus> statuses() const;  // by local rank
+  // Returns the processes of the workers that ended after settle().
+  std::set<pid_t> stopped() const;
+  // Returns the ranks of the workers that have not ended, as "rank 3" or "ranks
+  // 0 and 3".
+  std::string name_running() const;
+  // Returns the workers that failed, the cause first (comes_before()): those
+  // that ended badly before settle(), those whose error file says that they
+  // were failing when they were stopped, and those that have ended in any way
+  // and that echoes name. Reads error files.
+  std::vector<WorkerFailure> failures() const;
+  bool failed() const { return failed_; }
+  // Returns the ranks, of any node, that the echoes of this group name.
+  NamedRanks named_ranks() const;
+  // Called if a worker of another node has failed as an echo, which names
+  // `named`: this group has failed if one of them is here, or if the error file
+  // of a worker that still runs says that it was the cause.
+  void look_for_causes(const NamedRanks& named);
+  // This group has failed, because these workers hang. Sends them SIGABRT, so
+  // that they leave what their crash handler or a core dump tells.
+  void end_hung(std::vector<HungWorker> hung);
+  // From now on the workers are being stopped: how they end does not count as a
+  // failure.
+  void settle() { settled_ = true; }
+  // Lets the workers that still run, and that echoes of this group name, end by
+  // themselves, as their exit codes say more than SIGTERM's: they get no
+  // SIGTERM before end_spared(). Returns whether there are any.
+  bool spare_named();
+  void end_spared();
+
+ private:
+  struct Worker {
+    // Where a worker of a launch with standby processes is, as it has said.
+    enum class Stage { before_group, meets, has_met, left, called_back, kept };
+
+    ChildProcess process;
+    std::filesystem::path error_file;
+    std::vector<std::string> environment{};
+    std::string streams{};    // stream_marks()
+    FileDescriptor socket{};  // empty: the launch has no standby processes
+    Stage stage = Stage::before_group;
+    bool is_spared = false;    // spare_named()
+    bool was_stopped = false;  // it ended after settle() and was not spared
+    std::optional<HungWorker> hung{};
+    // What it has written last through the launcher, to stdout and to stderr.
+    std::vector<std::shared_ptr<std::string>> last_lines{};
+  };
+
+  void start_worker(const ChildStart& start, std::filesystem::path error_file,
+                    StandbyPool* standby);
+  // Returns false once the worker has no more to say.
+  bool hear(Worker& worker, StandbyPool& standby);
+
+  int first_rank_;
+  std::vector<Worker> workers_;
+  NamedRanks named_elsewhere_{};  // by echoes of other nodes
+  bool failed_ = false;
+  bool settled_ = false;
+  bool killed_ = false;
+  bool may_leave_ = false;
+  int stood_by_ = 0;
+  std::chrono::system_clock::time_point hung_at_{};
+  int64_t oom_kills_before_;
+};
+
+}  // namespace lockstep::internal

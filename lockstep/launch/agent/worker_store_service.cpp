@@ -1,0 +1,334 @@
+#include "lockstep/launch/agent/worker_store_service.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/launch/nodes/store/store_message.h"
+#include "lockstep/launch/watch/agent_socket.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr uint64_t kWorkerListener = 0;
+constexpr uint64_t kWorkerStop = 1;
+constexpr uint64_t kStoreLine = 2;
+constexpr uint64_t kFirstClient = 3;
+constexpr int kWorkerEventsAtOnce = 256;
+constexpr size_t kWorkerReadBytes = 16 << 10;
+// A client that always has something to say must not starve the others.
+constexpr int kWorkerReadsAtOnce = 8;
+// How many calls of a client may be under way, and how many bytes may wait for
+// the line, before no more is read from clients.
+constexpr size_t kMostUnanswered = 64;
+constexpr size_t kMostLineBytes = 1 << 20;
+// How many bytes the replies may have that clients have not taken, with those
+// that are under way, before each client may have one call under way only.
+constexpr size_t kMostReplyBytes = 64 << 20;
+// When there was no descriptor for a client.
+constexpr std::chrono::milliseconds kRetryAccept{100};
+
+void watch_fd(int epoll, int operation, int fd, uint32_t events, uint64_t id) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = id;
+  if (epoll_ctl(epoll, operation, fd, &event) != 0) {
+    throw_errno("epoll of the workers' store");
+  }
+}
+
+FileDescriptor made(int fd, const char* what) {
+  if (fd < 0) throw_errno(what);
+  return FileDescriptor(fd);
+}
+
+}  // namespace
+
+std::string WorkerStoreService::name_for(int round, int master_port) {
+  return "lockstep-store/" + std::to_string(geteuid()) + "/" +
+         std::to_string(getpid()) + "/" + AgentSocket::mark() + "/" +
+         std::to_string(round) + "/" + std::to_string(master_port);
+}
+
+WorkerStoreService::WorkerStoreService(const std::string& name, int round,
+                                       std::shared_ptr<StoreLine> line)
+    : listener_(listen_at(name, SocketKind::stream)),
+      stop_(made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+                 "eventfd of the workers' store")),
+      epoll_(made(epoll_create1(EPOLL_CLOEXEC), "epoll of the workers' store")),
+      line_(std::move(line)),
+      next_id_(kFirstClient) {
+  watch_fd(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kWorkerStop);
+  watch_fd(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN,
+           kWorkerListener);
+  if (line_) {
+    line_output_ = encode(
+        Request{.operation = Request::Operation::for_round, .number = round});
+    line_events_ = EPOLLIN | EPOLLOUT;
+    watch_fd(epoll_.get(), EPOLL_CTL_ADD, line_->fd(), line_events_,
+             kStoreLine);
+  }
+  // The process's signals are for its other threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { work(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+WorkerStoreService::~WorkerStoreService() {
+  const uint64_t one = 1;
+  [[maybe_unused]] auto ignored = ::write(stop_.get(), &one, sizeof(one));
+  thread_.join();
+}
+
+void WorkerStoreService::work() noexcept {
+  try {
+    serve_events();
+  } catch (const std::exception&) {
+    // There is no memory, or the system refuses epoll. The workers see that the
+    // store is lost.
+    clients_.clear();
+    listener_.reset();
+  }
+}
+
+void WorkerStoreService::serve_events() {
+  std::array<epoll_event, kWorkerEventsAtOnce> events;
+  while (true) {
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), kWorkerEventsAtOnce, -1);
+    for (int at = 0; at < count; ++at) {
+      const auto& event = events[static_cast<size_t>(at)];
+      const uint64_t id = event.data.u64;
+      if (id == kWorkerStop) return;
+      if (id == kWorkerListener) {
+        accept_new();
+      } else if (id == kStoreLine) {
+        serve_line();
+      } else if (const auto found = clients_.find(id);
+                 found != clients_.end()) {
+        const bool hung_up = (event.events & (EPOLLHUP | EPOLLERR)) != 0;
+        if (hung_up && paused_.contains(id)) {
+          doomed_.insert(id);  // nobody waits for its replies any more
+        } else {
+          serve(*found->second);
+        }
+      }
+      drop_doomed();
+    }
+  }
+}
+
+void WorkerStoreService::accept_new() {
+  if (lost_) return;
+  try {
+    while (FileDescriptor socket = accept_from(listener_)) {
+      const uid_t user = user_of_peer(socket);
+      if (user != geteuid() && user != 0) continue;
+      auto client = std::make_unique<Client>();
+      client->id = next_id_++;
+      client->socket = std::move(socket);
+      client->awaited_events = EPOLLIN;
+      watch_fd(epoll_.get(), EPOLL_CTL_ADD, client->socket.get(), EPOLLIN,
+               client->id);
+      clients_.emplace(client->id, std::move(client));
+    }
+  } catch (const std::system_error&) {
+    // No descriptor is left. The thread waits, so that it does not spin.
+    std::this_thread::sleep_for(kRetryAccept);
+  }
+}
+
+bool WorkerStoreService::may_ask(const Client& client) const {
+  const size_t replies = output_bytes_ + unanswered_ * kMostWorkerMessageBytes;
+  const size_t most = replies < kMostReplyBytes ? kMostUnanswered : 1;
+  return client.unanswered < most && line_output_.size() <= kMostLineBytes;
+}
+
+void WorkerStoreService::serve(Client& client) {
+  try {
+    if (!answer_all(client)) doomed_.insert(client.id);
+  } catch (const MalformedMessage&) {
+    doomed_.insert(client.id);
+  }
+}
+
+bool WorkerStoreService::answer_all(Client& client) {
+  for (int reads = 0;; ++reads) {
+    while (true) {
+      if (!flush(client)) return false;
+      // Nothing more is answered before the replies are taken.
+      if (!client.output.empty()) return true;
+      if (!may_ask(client)) {
+        paused_.insert(client.id);
+        await_events(client, 0);
+        return true;
+      }
+      const auto message = client.input.take(kMostWorkerMessageBytes);
+      if (!message) break;
+      take_call(client, *message);
+    }
+    if (reads == kWorkerReadsAtOnce) return true;
+    std::array<char, kWorkerReadBytes> bytes;
+    const ssize_t got =
+        recv(client.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got == 0) return false;
+    if (got < 0) return errno == EAGAIN || errno == EINTR;
+    client.input.append({bytes.data(), static_cast<size_t>(got)});
+  }
+}
+
+bool WorkerStoreService::flush(Client& client) {
+  size_t sent = 0;
+  while (sent < client.output.size()) {
+    const ssize_t count =
+        send(client.socket.get(), client.output.data() + sent,
+             client.output.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count >= 0) {
+      sent += static_cast<size_t>(count);
+    } else if (errno == EAGAIN || errno == EINTR) {
+      break;
+    } else {
+      return false;
+    }
+  }
+  client.output.erase(0, sent);
+  output_bytes_ -= sent;
+  const uint32_t wanted = client.output.empty() ? EPOLLIN : EPOLLOUT;
+  const bool rests = client.output.empty() && paused_.contains(client.id);
+  await_events(client, rests ? 0 : wanted);
+  return true;
+}
+
+void WorkerStoreService::take_call(Client& client, const std::string& message) {
+  // Also before it is passed on: at the host it would end the whole line.
+  const WorkerCall call = parse_worker_call(message);
+  if (line_) {
+    ++client.unanswered;
+    ++unanswered_;
+    send_line(encode(Request{.operation = Request::Operation::worker_call,
+                             .value = message,
+                             .number = static_cast<int64_t>(client.id)}));
+    return;
+  }
+  for (const auto& answer : table_.ask({0, client.id}, call)) {
+    deliver(answer.to.worker, bytes_of(answer.reply));
+  }
+}
+
+void WorkerStoreService::deliver(Id to, const std::string& reply) {
+  const auto found = clients_.find(to);
+  if (found == clients_.end()) return;
+  Client& client = *found->second;
+  const size_t before = client.output.size();
+  client.output += with_length(reply);
+  output_bytes_ += client.output.size() - before;
+  if (!flush(client)) doomed_.insert(to);
+}
+
+void WorkerStoreService::serve_line() {
+  if (lost_) return;
+  try {
+    std::set<Id> answered;
+    for (int reads = 0; reads < kWorkerReadsAtOnce; ++reads) {
+      std::string bytes;
+      const auto progress = line_->read(bytes, kWorkerReadBytes);
+      if (progress == StoreLine::Progress::closed) return lose_line();
+      line_input_.append(bytes);
+      while (const auto message = line_input_.take()) {
+        const Reply reply = parse_reply(*message);
+        if (reply.kind == Reply::Kind::refused) return lose_line();
+        if (reply.kind != Reply::Kind::worker_reply) continue;  // to for_round
+        const auto id = static_cast<Id>(reply.number);
+        const auto found = clients_.find(id);
+        if (found == clients_.end()) continue;
+        --found->second->unanswered;
+        --unanswered_;
+        deliver(id, reply.text);
+      }
+      if (progress != StoreLine::Progress::done) break;
+    }
+    flush_line();
+  } catch (const MalformedMessage&) {
+    return lose_line();
+  }
+  if (lost_ || line_output_.size() > kMostLineBytes) return;
+  for (const Id id : std::exchange(paused_, {})) {
+    const auto found = clients_.find(id);
+    if (found != clients_.end() && !doomed_.contains(id)) serve(*found->second);
+  }
+}
+
+void WorkerStoreService::send_line(const std::string& message) {
+  if (lost_) return;
+  line_output_ += message;
+  flush_line();
+}
+
+void WorkerStoreService::flush_line() {
+  if (lost_) return;
+  const auto progress = line_->write(line_output_);
+  if (progress == StoreLine::Progress::closed) return lose_line();
+  const uint32_t events = progress == StoreLine::Progress::wants_output
+                              ? EPOLLIN | EPOLLOUT
+                              : EPOLLIN;
+  if (events == line_events_) return;
+  line_events_ = events;
+  watch_fd(epoll_.get(), EPOLL_CTL_MOD, line_->fd(), events, kStoreLine);
+}
+
+void WorkerStoreService::lose_line() {
+  if (lost_) return;
+  lost_ = true;
+  watch_fd(epoll_.get(), EPOLL_CTL_DEL, line_->fd(), 0, kStoreLine);
+  listener_.reset();
+  for (const auto& [id, client] : clients_) doomed_.insert(id);
+}
+
+void WorkerStoreService::drop(Id id) {
+  paused_.erase(id);
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  unanswered_ -= found->second->unanswered;
+  output_bytes_ -= found->second->output.size();
+  clients_.erase(found);
+  if (line_) {
+    send_line(encode(Request{.operation = Request::Operation::worker_gone,
+                             .number = static_cast<int64_t>(id)}));
+  } else {
+    table_.forget({0, id});
+  }
+}
+
+void WorkerStoreService::drop_doomed() {
+  while (!doomed_.empty()) {
+    const Id id = *doomed_.begin();
+    doomed_.erase(doomed_.begin());
+    drop(id);
+  }
+}
+
+void WorkerStoreService::await_events(Client& client, uint32_t events) {
+  if (client.awaited_events == events) return;
+  watch_fd(epoll_.get(), EPOLL_CTL_MOD, client.socket.get(), events, client.id);
+  client.awaited_events = events;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,932 @@
+#include "lockstep/launch/nodes/node_protocol.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "lockstep/base/random_digits.h"
+#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/shown_text.h"
+#include "lockstep/launch/process/exit_code.h"
+
+namespace lockstep::internal {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr int kVersion = 3;
+// How often the host of the store looks for lost nodes.
+constexpr milliseconds kLookInterval{500};
+// How often a node shows that it lives, so that it is silent for hardly longer
+// than the network is cut.
+constexpr milliseconds kBeatInterval{1000};
+constexpr int kMostNodes = 65536;
+constexpr int kMostWorkers = 4096;
+constexpr int kMostArrivals = 1 << 30;
+constexpr int kMostRounds = 1'000'000'000;
+constexpr size_t kLongestText = 4000;
+constexpr size_t kMostNamed = 8;
+constexpr size_t kNamedText = 500;
+
+const std::string kPrefix = "lockstep/";
+const std::string kJob = kPrefix + "job";
+const std::string kClosed = kPrefix + "closed";
+const std::string kStoreHost = kPrefix + "store_host";
+const std::string kRound = kPrefix + "round";
+const std::string kArrivals = kPrefix + "arrivals";
+
+std::string key(const std::string& leaf, int node_rank) {
+  return kPrefix + leaf + "/" + std::to_string(node_rank);
+}
+
+[[noreturn]] void refuse_record(const std::string& where) {
+  throw ForeignRecord(
+      "the agents' store holds a record at " + where +
+      " that no agent of this version wrote; if another program "
+      "uses this endpoint, name another one");
+}
+
+// A record from the store. The store has no authentication, so every field is
+// checked.
+class Record {
+ public:
+  Record(std::string where, const std::string& text)
+      : Record(std::move(where),
+               json::parse(text, nullptr, /*allow_exceptions=*/false)) {}
+
+  int number(const char* name, int lowest, int highest) const {
+    const auto found = json_.find(name);
+    if (found == json_.end() || !found->is_number_integer()) {
+      refuse_record(where_);
+    }
+    const auto value = found->get<int64_t>();
+    if (value < lowest || value > highest) refuse_record(where_);
+    return static_cast<int>(value);
+  }
+
+  std::string text(const char* name) const {
+    const auto found = json_.find(name);
+    if (found == json_.end() || !found->is_string()) refuse_record(where_);
+    return shown_line(found->get<std::string>().substr(0, kLongestText));
+  }
+
+  // Returns the records of an array.
+  std::vector<Record> list(const char* name) const {
+    const auto found = json_.find(name);
+    if (found == json_.end() || !found->is_array()) refuse_record(where_);
+    std::vector<Record> records;
+    for (const json& entry : *found) records.push_back(Record(where_, entry));
+    return records;
+  }
+
+ private:
+  Record(std::string where, json record)
+      : where_(std::move(where)), json_(std::move(record)) {
+    if (!json_.is_object()) refuse_record(where_);
+  }
+
+  std::string where_;
+  json json_;
+};
+
+// Bytes that are not UTF-8 (a host's name may be anything) become replacement
+// characters.
+std::string dump(const json& record) {
+  return record.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string dump(const Verdict& verdict) {
+  return dump(json{{"kind", static_cast<int>(verdict.kind)},
+                   {"node_rank", verdict.node_rank},
+                   {"exit_code", verdict.exit_code},
+                   {"signal", verdict.signal},
+                   {"restarts", verdict.changes.restarts},
+                   {"membership_changes", verdict.changes.membership_changes},
+                   {"text", verdict.text.substr(0, kLongestText)}});
+}
+
+ChangeCount changes_in(const Record& record) {
+  return {record.number("restarts", 0, kMostRounds),
+          record.number("membership_changes", 0, kMostRounds)};
+}
+
+Verdict parse_verdict(const std::string& where, const std::string& text) {
+  const Record record(where, text);
+  Verdict verdict;
+  verdict.kind = static_cast<Verdict::Kind>(
+      record.number("kind", 0, static_cast<int>(Verdict::kLastKind)));
+  verdict.node_rank = record.number("node_rank", -1, kMostNodes);
+  verdict.exit_code = record.number("exit_code", 0, 255);
+  verdict.signal = record.number("signal", 0, 64);
+  verdict.text = record.text("text");
+  verdict.changes = changes_in(record);
+  return verdict;
+}
+
+// What a node has offered for a round.
+struct Offer {
+  Candidate candidate{};
+  std::string id{};  // of its agent
+  int nproc_per_node = 1;
+  std::string role{};
+  std::string master_addr{};
+  int master_port = 0;
+};
+
+Offer parse_offer(int node_rank, const std::string& where,
+                  const std::string& text) {
+  const Record record(where, text);
+  return {.candidate = {.node_rank = node_rank,
+                        .last_place = record.number("place", -1, kMostNodes),
+                        .last_round = record.number("placed", -1, kMostRounds)},
+          .id = record.text("id"),
+          .nproc_per_node = record.number("nproc_per_node", 1, kMostWorkers),
+          .role = record.text("role"),
+          .master_addr = record.text("master_addr"),
+          .master_port = record.number("master_port", 0, 65535)};
+}
+
+// Returns the record of a round with these nodes, in the order of their places.
+std::string plan_text(const std::vector<Offer>& members) {
+  json nodes = json::array();
+  int next = -1;
+  for (const Offer& member : members) {
+    const int node_rank = member.candidate.node_rank;
+    if (node_rank == next && nodes.back()["role"] == member.role &&
+        nodes.back()["nproc_per_node"] == member.nproc_per_node) {
+      nodes.back()["count"] = nodes.back()["count"].get<int>() + 1;
+    } else {
+      nodes.push_back({{"first", node_rank},
+                       {"count", 1},
+                       {"nproc_per_node", member.nproc_per_node},
+                       {"role", member.role}});
+    }
+    next = node_rank + 1;
+  }
+  return dump(json{{"master_addr", members.front().master_addr},
+                   {"master_port", members.front().master_port},
+                   {"nodes", std::move(nodes)}});
+}
+
+// Returns "3" or "2:4", as --nnodes is written.
+std::string range_text(int fewest, int most) {
+  return (fewest < most ? std::to_string(fewest) + ":" : "") +
+         std::to_string(most);
+}
+
+std::string limit_text(const std::optional<int>& limit) {
+  return limit ? std::to_string(*limit) : "unlimited";
+}
+
+// Returns what Record::text() would read back for `text`, so that the two can
+// be compared.
+std::string as_recorded(const std::string& text) {
+  return Record("", dump(json{{"text", text}})).text("text");
+}
+
+}  // namespace
+
+std::string random_id() {
+  std::string id;
+  for (int i = 0; i < 4; ++i) id += random_digits();
+  return id;
+}
+
+std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
+                      const std::string& name) {
+  const auto pause = awake.recent_pause(keep_alive.allowance());
+  if (pause < keep_alive.longest_step()) return {};
+  return "; the agent of " + name + " itself did not run for " +
+         seconds_text(std::chrono::duration_cast<milliseconds>(pause)) +
+         ", so that others may have given it up";
+}
+
+std::string NodeProtocol::round_key(int round, const std::string& leaf) const {
+  return kPrefix + "round/" + std::to_string(round) + "/" + leaf;
+}
+
+Membership NodeProtocol::join() {
+  if (store_.check(kClosed)) throw JobClosed();
+  agree_on_job();
+  claim_rank();
+  if (self_.hosts_store) store_.set(kStoreHost, std::to_string(node_rank_));
+  beat(Clock::now());
+  Start start = current_round();
+  if (start.round == self_.earlier.lost_round) end_lost_round(start);
+  round_ = start.round;
+  changes_ = next_changes_ = start.changes;
+  return {node_rank_, run_id_, round_, changes_};
+}
+
+// This node was cut off for so long that it has ended its workers, but the
+// others have not given it up yet.
+void NodeProtocol::end_lost_round(Start& start) {
+  changes_ = start.changes;
+  Verdict verdict;
+  verdict.kind =
+      self_.elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
+  verdict.node_rank = node_rank_;
+  verdict.exit_code = kSystemError;
+  verdict.text = name_of(node_rank_) + " was lost: it had no contact for " +
+                 seconds_text(self_.keep_alive.allowance());
+  propose(start.round, verdict);
+  start = current_round();
+}
+
+void NodeProtocol::decline(const Verdict& verdict) {
+  if (store_.check(kClosed)) throw JobClosed();
+  declined_ = true;
+  job_nnodes_ = self_.nnodes;
+  if (const auto job = store_.get(kJob)) {
+    const Record record(kJob, *job);
+    job_nnodes_ = record.number("nnodes", 1, kMostNodes);
+    job_fewest_ = record.number("min_nodes", 1, job_nnodes_);
+    first_round_ = record.number("first_round", 0, kMostRounds);
+    // The others can do without this node.
+    if (job_fewest_ < job_nnodes_ && has_begun()) return;
+  }
+  end_forming_round(current_round().round, verdict);
+}
+
+// Returns whether the first round has begun.
+bool NodeProtocol::has_begun() {
+  return store_.check(round_key(first_round_, "plan"));
+}
+
+// Returns the round that is being formed or runs. If the last round has failed,
+// this is the next one, although no node may have offered it yet.
+NodeProtocol::Start NodeProtocol::current_round() {
+  Start start{.round = first_round_, .changes = self_.earlier.changes};
+  if (const auto job = store_.get(kJob)) {
+    start.changes = changes_in(Record(kJob, *job));
+  }
+  if (const auto text = store_.get(kRound)) {
+    start.round = Record(kRound, *text).number("number", 0, kMostRounds);
+    const std::string where = round_key(start.round - 1, "verdict");
+    if (const auto verdict = store_.get(where)) {
+      start.changes = parse_verdict(where, *verdict).changes;
+    }
+  }
+  while (true) {
+    const std::string where = round_key(start.round, "verdict");
+    const auto text = store_.get(where);
+    if (!text) return start;
+    const Verdict verdict = parse_verdict(where, *text);
+    if (verdict.ends_job(self_.limits())) return start;
+    start.changes = verdict.changes;
+    ++start.round;
+  }
+}
+
+std::string NodeProtocol::own_record() const {
+  return dump(json{{"host", self_.host}, {"pid", self_.pid}, {"id", self_.id}});
+}
+
+void NodeProtocol::agree_on_job() {
+  const std::string me = self_.host + ", pid " + std::to_string(self_.pid);
+  const std::string own_id = self_.run_id.value_or(random_id());
+  const json own{
+      {"version", kVersion},
+      {"nnodes", self_.nnodes},
+      {"min_nodes", self_.fewest()},
+      {"max_restarts", self_.max_restarts},
+      {"max_membership_changes", self_.max_membership_changes.value_or(-1)},
+      {"run_id", own_id},
+      {"first_round", self_.earlier.count},
+      {"restarts", self_.earlier.changes.restarts},
+      {"membership_changes", self_.earlier.changes.membership_changes},
+      {"first_agent", me}};
+  const Record job(kJob, store_.set_if_absent(kJob, dump(own)));
+  job.number("version", kVersion, kVersion);
+  job_nnodes_ = job.number("nnodes", 1, kMostNodes);
+  job_fewest_ = job.number("min_nodes", 1, job_nnodes_);
+  const int max_restarts = job.number("max_restarts", 0, 1'000'000);
+  const int most_changes = job.number("max_membership_changes", -1, 1'000'000);
+  first_round_ = job.number("first_round", 0, kMostRounds);
+  run_id_ = job.text("run_id");
+  if (self_.earlier.count > 0 && self_.run_id &&
+      as_recorded(own_id) != run_id_) {
+    // The nodes of another job have met here since. They are not disturbed.
+    throw JobRefused("the job of the agent on " + me +
+                     " has ended, and another one is at its endpoint");
+  }
+  const auto refuse_if = [&](bool differs, const std::string& option,
+                             const std::string& mine,
+                             const std::string& theirs) {
+    if (!differs) return;
+    refuse("the agent on " + me + " was started with " + option + "=" + mine +
+           ", the one on " + job.text("first_agent") + " with " + option + "=" +
+           theirs + "; give every node the same");
+  };
+  refuse_if(self_.run_id && as_recorded(own_id) != run_id_, "--rdzv-id", own_id,
+            run_id_);
+  refuse_if(job_nnodes_ != self_.nnodes || job_fewest_ != self_.fewest(),
+            "--nnodes", range_text(self_.fewest(), self_.nnodes),
+            range_text(job_fewest_, job_nnodes_));
+  refuse_if(max_restarts != self_.max_restarts, "--max-restarts",
+            std::to_string(self_.max_restarts), std::to_string(max_restarts));
+  const auto theirs =
+      most_changes < 0 ? std::nullopt : std::optional(most_changes);
+  refuse_if(self_.max_membership_changes != theirs, "--max-membership-changes",
+            limit_text(self_.max_membership_changes), limit_text(theirs));
+}
+
+void NodeProtocol::claim_rank() {
+  const std::string me = own_record();
+  const auto place = [](const Record& node) {
+    return node.text("host") + ", pid " +
+           std::to_string(node.number("pid", 0, 1 << 30));
+  };
+  const std::string mine = self_.host + ", pid " + std::to_string(self_.pid);
+  if (self_.node_rank) {
+    const std::string where = key("node", *self_.node_rank);
+    const std::string holder = store_.set_if_absent(where, me);
+    if (holder != me && store_.check(key("departed", *self_.node_rank))) {
+      throw JobClosed();  // an earlier launch of this node took the rank
+    }
+    if (holder != me) {
+      refuse_rank("two agents have --node-rank=" +
+                  std::to_string(*self_.node_rank) + ": the one on " +
+                  place(Record(where, holder)) + " and the one on " + mine +
+                  "; give each node its own rank, or none if they need no "
+                  "order");
+    }
+    node_rank_ = *self_.node_rank;
+    return;
+  }
+  // Looking at every rank from 0 on would cost each of many nodes a number of
+  // requests that grows with them.
+  const int guess = guess_free_rank();
+  for (int look = -1; look < job_nnodes_; ++look) {
+    const int rank = look < 0 ? guess : look;
+    if (rank < job_nnodes_ &&
+        store_.set_if_absent(key("node", rank), me) == me) {
+      node_rank_ = rank;
+      return;
+    }
+  }
+  refuse_rank("the agent on " + mine + " is one too many: all " +
+              std::to_string(job_nnodes_) +
+              " nodes of this job are there; raise --nnodes, or name another "
+              "endpoint");
+}
+
+// Returns the number of agents without a rank of their own that came before
+// this one. An agent that joins again gets the same answer, so that it finds
+// the rank that it has taken.
+int NodeProtocol::guess_free_rank() {
+  const std::string where = kPrefix + "arrival/" + self_.id;
+  auto arrival = store_.get(where);
+  if (!arrival) {
+    arrival = dump(json{{"number", store_.add(kArrivals, 1) - 1}});
+    store_.set(where, *arrival);
+  }
+  return Record(where, *arrival).number("number", 0, kMostArrivals);
+}
+
+void NodeProtocol::refuse(const std::string& reason) {
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::declined;
+  verdict.exit_code = kUsageError;
+  verdict.text = reason;
+  // This ends the first round only: the nodes of a later round have agreed
+  // already, and wait for one that was lost.
+  end_forming_round(first_round_, verdict);
+  throw JobRefused(reason);
+}
+
+void NodeProtocol::refuse_rank(const std::string& reason) {
+  if (has_begun() && (self_.max_restarts > 0 || self_.elastic())) {
+    throw RankTaken(reason);
+  }
+  refuse(reason);
+}
+
+// Ends the wait of nodes that would wait in vain. Does not disturb a job that
+// runs.
+void NodeProtocol::end_forming_round(int round, const Verdict& verdict) {
+  if (!store_.check(round_key(round, "plan"))) propose(round, verdict);
+}
+
+void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
+  const std::string where = key("node", node_rank_);
+  const std::string holder = store_.set_if_absent(where, own_record());
+  if (holder != own_record()) {
+    const std::string reason =
+        "node " + std::to_string(node_rank_) + " (" + self_.host +
+        ") was given up as lost, and an agent on " +
+        Record(where, holder).text("host") + " has its rank";
+    if (!self_.node_rank) throw RankTaken(reason);
+    throw JobRefused(reason);
+  }
+  if (!self_.connection.empty()) {
+    store_.set(key("connection", node_rank_), self_.connection);
+  }
+  // Tells a replacement for a lost node which round to join.
+  if (round > 0) store_.set(kRound, dump(json{{"number", round}}));
+  if (round != round_) changes_ = next_changes_;
+  round_ = round;
+  offered_ = true;
+  came_late_ = self_.elastic() && store_.check(round_key(round, "plan"));
+  members_.clear();
+  excluded_ = false;
+  plan_given_ = false;
+  question_given_ = false;
+  verdict_given_ = false;
+  store_.set(round_key(round, "node/" + std::to_string(node_rank_)),
+             dump(json{{"id", self_.id},
+                       {"place", last_place_},
+                       {"placed", last_round_},
+                       {"nproc_per_node", self_.nproc_per_node},
+                       {"role", self_.role},
+                       {"master_addr", offer.master_addr},
+                       {"master_port", offer.master_port}}));
+  const int64_t offers = store_.add(round_key(round, "offers"), 1);
+  if (!self_.elastic() && offers >= self_.nnodes) propose_plan();
+}
+
+// The node that offers last writes one plan for all, so that the cost of a
+// round grows with the number of nodes, and not with its square.
+void NodeProtocol::propose_plan() {
+  std::vector<Offer> members;
+  for (int rank = 0; rank < self_.nnodes; ++rank) {
+    // If the node was lost after it had offered, another may take its place,
+    // and then offers last.
+    const auto node = store_.get(key("node", rank));
+    if (!node) return;
+    const std::string where = round_key(round_, "node/" + std::to_string(rank));
+    members.push_back(parse_offer(rank, where, store_.get(where).value_or("")));
+    if (members.back().id != Record(key("node", rank), *node).text("id"))
+      return;
+  }
+  store_.set_if_absent(round_key(round_, "plan"), plan_text(members));
+}
+
+std::optional<RoundPlan> NodeProtocol::take_plan() {
+  if (!offered_ || plan_given_) return std::nullopt;
+  const std::string where = round_key(round_, "plan");
+  const auto text = store_.get(where);
+  if (!text) return std::nullopt;
+  struct Run {
+    int nodes;
+    int workers;
+    bool same_role;
+  };
+  const Record record(where, *text);
+  const std::string role = as_recorded(self_.role);
+  std::vector<Run> runs;
+  members_.clear();
+  for (const Record& run : record.list("nodes")) {
+    const int known = static_cast<int>(members_.size());
+    const int nodes = run.number("count", 1, self_.nnodes - known);
+    const int first = run.number("first", 0, self_.nnodes - nodes);
+    runs.push_back({nodes, run.number("nproc_per_node", 1, kMostWorkers),
+                    run.text("role") == role});
+    for (int at = 0; at < nodes; ++at) members_.push_back(first + at);
+  }
+  const int nnodes = static_cast<int>(members_.size());
+  if (nnodes < self_.fewest()) refuse_record(where);
+  last_nodes_ = nnodes;
+  RoundPlan plan;
+  plan.round = round_;
+  plan.restarts_used = changes_.restarts;
+  plan.master_addr = record.text("master_addr");
+  plan.master_port = record.number("master_port", 1, 65535);
+  plan_given_ = true;
+  // Notes the open connections now, before a node has a reason to die:
+  // fate_of() recognises a closed connection only if it has seen it open.
+  if (self_.hosts_store) look_for_lost_nodes();
+  if (!is_member(node_rank_) || came_late_) {
+    excluded_ = true;
+    return std::nullopt;
+  }
+  NodePlace& place = plan.place;
+  place = NodePlace::alone(0);
+  place.node_rank = static_cast<int>(std::ranges::find(members_, node_rank_) -
+                                     members_.begin());
+  place.nnodes = nnodes;
+  int rank = 0;
+  for (const Run& run : runs) {
+    const int before = std::clamp(place.node_rank - rank, 0, run.nodes);
+    place.first_rank += before * run.workers;
+    if (run.same_role) place.first_role_rank += before * run.workers;
+    place.world_size += run.nodes * run.workers;
+    if (run.same_role) place.role_world_size += run.nodes * run.workers;
+    rank += run.nodes;
+  }
+  last_place_ = place.node_rank;
+  last_round_ = round_;
+  return plan;
+}
+
+bool NodeProtocol::take_exclusion() { return std::exchange(excluded_, false); }
+
+bool NodeProtocol::is_member(int node_rank) const {
+  return std::ranges::find(members_, node_rank) != members_.end();
+}
+
+EarlierRounds NodeProtocol::earlier() const {
+  return {.count = round_ + 1,
+          .changes = verdict_given_ ? next_changes_ : changes_,
+          .nodes = last_nodes_,
+          .last_place = last_place_,
+          .last_round = last_round_,
+          .lost_round = runs() ? round_ : -1};
+}
+
+std::vector<int> NodeProtocol::absent_nodes() {
+  std::vector<int> absent;
+  for (int rank = 0; rank < self_.nnodes; ++rank) {
+    if (!store_.check(key("node", rank)) ||
+        !store_.check(round_key(round_, "node/" + std::to_string(rank)))) {
+      absent.push_back(rank);
+    }
+  }
+  return absent;
+}
+
+void NodeProtocol::report_success() {
+  if (store_.add(round_key(round_, "succeeded"), 1) ==
+      static_cast<int64_t>(members_.size())) {
+    propose(round_, Verdict{});
+  }
+}
+
+void NodeProtocol::report_snapshot() {
+  rules_.note_snapshot();
+  next_look_ = {};
+}
+
+void NodeProtocol::ask_for_cause(const NamedRanks& named) {
+  json ranks = json::array();
+  for (const auto& [rank, text] : named) {
+    ranks.push_back({{"rank", rank}, {"text", text.substr(0, kNamedText)}});
+    if (ranks.size() == kMostNamed) break;
+  }
+  store_.set_if_absent(round_key(round_, "named"),
+                       dump(json{{"ranks", ranks}}));
+  store_.add(round_key(round_, "questions"), 1);
+}
+
+std::optional<NamedRanks> NodeProtocol::take_question() {
+  if (question_given_ || verdict_given_ || !plan_given_) return std::nullopt;
+  question_given_ = store_.add(round_key(round_, "questions"), 0) > 0;
+  if (!question_given_) return std::nullopt;
+  NamedRanks named;
+  const std::string where = round_key(round_, "named");
+  if (const auto text = store_.get(where)) {
+    for (const Record& one : Record(where, *text).list("ranks")) {
+      named.emplace(one.number("rank", 0, kMostNodes * kMostWorkers),
+                    one.text("text"));
+    }
+  }
+  return named;
+}
+
+void NodeProtocol::propose(int round, const Verdict& verdict) {
+  Verdict counted = verdict;
+  counted.changes = verdict.after(changes_);
+  store_.set_if_absent(round_key(round, "verdict"), dump(counted));
+}
+
+std::optional<Verdict> NodeProtocol::take_verdict() {
+  if (verdict_given_) return std::nullopt;
+  if (plan_given_ && store_.add(round_key(round_, "succeeded"), 0) ==
+                         static_cast<int64_t>(members_.size())) {
+    // The success is also written as the verdict: a node that gets a signal now
+    // must not end in another way.
+    propose(round_, Verdict{});
+  }
+  const std::string where = round_key(round_, "verdict");
+  const auto text = store_.get(where);
+  if (!text) return std::nullopt;
+  verdict_given_ = true;
+  auto verdict = parse_verdict(where, *text);
+  next_changes_ = verdict.changes;
+  note_failing_node(verdict);
+  job_ended_ = verdict.ends_job(self_.limits());
+  declined_ = verdict.kind == Verdict::Kind::declined;
+  return verdict;
+}
+
+void NodeProtocol::await_news(std::chrono::milliseconds allowed, int wake_fd) {
+  std::vector<std::string> keys{round_key(round_, "plan"),
+                                round_key(round_, "questions"),
+                                round_key(round_, "verdict")};
+  if (self_.hosts_store && self_.elastic()) {
+    keys.push_back(round_key(round_, "offers"));
+  }
+  store_.await_change(keys, allowed, wake_fd);
+}
+
+void NodeProtocol::beat(Clock::time_point now) {
+  awake_.tick(now);
+  last_beat_ = now;
+  if (now >= next_beat_ && node_rank_ >= 0) {
+    next_beat_ = now + std::min(self_.keep_alive.interval, kBeatInterval);
+    store_.set(key("beat", node_rank_), std::to_string(++beats_));
+  }
+  if (!self_.hosts_store) return;
+  const bool looks = now >= next_look_;
+  if (looks) {
+    next_look_ = now + kLookInterval;
+    look_for_lost_nodes();
+  }
+  if (self_.elastic()) keep_members(now, looks);
+}
+
+// Begins the round or looks at its members, on the host of the store.
+void NodeProtocol::keep_members(Clock::time_point now, bool looks) {
+  if (!offered_ || verdict_given_) return;
+  if (!plan_given_) {
+    form_round(now, looks);
+  } else if (looks) {
+    look_at_members(now);
+  }
+}
+
+void NodeProtocol::form_round(Clock::time_point now, bool looks) {
+  // Reading all records after each offer would cost requests that grow with
+  // the square of the number of nodes.
+  const auto offers =
+      static_cast<size_t>(store_.add(round_key(round_, "offers"), 0));
+  const bool all_may_be_there =
+      offers >= (has_formed_ ? heard_.size() + 1
+                             : static_cast<size_t>(rules_.expected()));
+  if (!looks && !all_may_be_there) return;
+  if (offers < static_cast<size_t>(self_.fewest())) return;
+  std::vector<Offer> present;
+  std::vector<Offer> in_favour;  // not left out for a while
+  bool all_offered = true;
+  for (int rank = 0; rank < self_.nnodes; ++rank) {
+    const auto node = store_.get(key("node", rank));
+    if (!node) continue;
+    const std::string where = round_key(round_, "node/" + std::to_string(rank));
+    const auto text = store_.get(where);
+    // An agent that has taken a node rank since finds the offer of another.
+    if (!text || parse_offer(rank, where, *text).id !=
+                     Record(key("node", rank), *node).text("id")) {
+      all_offered = false;
+      continue;
+    }
+    present.push_back(parse_offer(rank, where, *text));
+    if (!rules_.is_left_out(present.back().id, now)) {
+      in_favour.push_back(present.back());
+    }
+  }
+  // Too few nodes are worse than one that fails often.
+  if (static_cast<int>(in_favour.size()) >= self_.fewest()) {
+    present = std::move(in_favour);
+  }
+  if (!rules_.may_begin(static_cast<int>(present.size()), all_offered,
+                        !has_formed_, now)) {
+    return;
+  }
+  std::vector<Candidate> candidates;
+  std::map<int, Offer> by_rank;
+  member_ids_.clear();
+  for (Offer& one : present) {
+    const int rank = one.candidate.node_rank;
+    candidates.push_back(one.candidate);
+    member_ids_[rank] = one.id;
+    by_rank[rank] = std::move(one);
+  }
+  std::vector<Offer> members;
+  for (const int rank : order_members(candidates)) {
+    members.push_back(std::move(by_rank[rank]));
+  }
+  store_.set_if_absent(round_key(round_, "plan"), plan_text(members));
+  has_formed_ = true;
+  rules_.begin_round();
+}
+
+// Looks for members that have left without a verdict, and for nodes that wait.
+void NodeProtocol::look_at_members(Clock::time_point now) {
+  std::vector<int> waiting;
+  for (int rank = 0; rank < self_.nnodes; ++rank) {
+    const auto node = store_.get(key("node", rank));
+    const auto id =
+        node ? Record(key("node", rank), *node).text("id") : std::string();
+    if (const auto member = member_ids_.find(rank);
+        member != member_ids_.end()) {
+      if (id == member->second) continue;
+      Verdict verdict;
+      verdict.kind = Verdict::Kind::node_lost;
+      verdict.node_rank = rank;
+      verdict.exit_code = kSystemError;
+      verdict.text = "node " + std::to_string(rank) + " has left the job";
+      propose(round_, verdict);
+      return;
+    }
+    if (node &&
+        store_.check(round_key(round_, "node/" + std::to_string(rank))) &&
+        !rules_.is_left_out(id, now)) {
+      waiting.push_back(rank);
+    }
+  }
+  let_in(waiting, now);
+}
+
+void NodeProtocol::let_in(const std::vector<int>& waiting,
+                          Clock::time_point now) {
+  // Once a node has succeeded, the job is about to end.
+  if (!may_grow() || store_.add(round_key(round_, "succeeded"), 0) > 0) {
+    return;
+  }
+  const auto count = static_cast<int>(waiting.size());
+  const bool begins = rules_.note_waiting(count, now);
+  if (!begins && !rules_.may_grow(now)) return;
+  std::string names;
+  for (const int rank : waiting) {
+    names += (names.empty() ? "" : ", ") + name_of(rank);
+  }
+  if (begins) {
+    wait_ = names + (count == 1 ? " waits" : " wait") +
+            " to take part: all workers start again after the program's next "
+            "snapshot, in " +
+            seconds_text(self_.elastic_options.scale_up_wait) +
+            " at the latest";
+  }
+  if (!rules_.may_grow(now)) return;
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::node_waits;
+  verdict.node_rank = waiting.front();
+  verdict.exit_code = kSystemError;
+  verdict.text = names + (count == 1 ? " takes" : " take") +
+                 " part from now on, with " + std::to_string(members_.size()) +
+                 (members_.size() == 1 ? " other" : " others");
+  propose(round_, verdict);
+}
+
+std::optional<std::string> NodeProtocol::take_wait() {
+  return std::exchange(wait_, std::nullopt);
+}
+
+void NodeProtocol::note_failing_node(const Verdict& verdict) {
+  if (!self_.hosts_store || verdict.kind != Verdict::Kind::failed) return;
+  const auto member = member_ids_.find(verdict.node_rank);
+  if (member == member_ids_.end() ||
+      !rules_.note_failure(member->second, last_beat_)) {
+    return;
+  }
+  const ElasticOptions& rules = self_.elastic_options;
+  notices_.push_back("the workers of " + name_of(verdict.node_rank) +
+                     " failed " + std::to_string(rules.failures) +
+                     " times within " + seconds_text(rules.within) +
+                     "; the node is left out for " +
+                     seconds_text(rules.cooling));
+}
+
+void NodeProtocol::look_for_lost_nodes() {
+  const auto accepted = accepted_ ? accepted_() : std::set<std::string>();
+  for (int rank = 0; rank < self_.nnodes; ++rank) {
+    if (rank == node_rank_) continue;
+    if (const auto fate = fate_of(rank, accepted)) give_up(rank, *fate);
+  }
+}
+
+std::optional<std::string> NodeProtocol::fate_of(
+    int node_rank, const std::set<std::string>& accepted) {
+  const auto beat = store_.get(key("beat", node_rank));
+  if (!beat || store_.check(key("departed", node_rank))) {
+    heard_.erase(node_rank);
+    return std::nullopt;
+  }
+  Heard& heard = heard_[node_rank];
+  note_silence(node_rank, heard, heard.beat != *beat);
+  if (heard.beat != *beat) {
+    heard.beat = *beat;
+    heard.since = awake_.awake();
+  }
+  if (awake_.awake() - heard.since >= self_.keep_alive.allowance()) {
+    return "its agent has shown no sign of life for " +
+           seconds_text(self_.keep_alive.allowance());
+  }
+  const auto connection = store_.get(key("connection", node_rank));
+  const bool connected = connection && accepted.count(*connection) > 0;
+  // A connection that was never seen open has another name here, since a
+  // gateway lies between.
+  if (heard.connected && !connected) {
+    return "its connection is closed";
+  }
+  heard.connected = connected;
+  return std::nullopt;
+}
+
+// Tells that a node is silent, and later that it is back.
+void NodeProtocol::note_silence(int node_rank, Heard& heard, bool ends) {
+  const auto silence = awake_.awake() - heard.since;
+  if (heard.told != ends || (!ends && silence < kLongSilence)) return;
+  heard.told = !ends;
+  const std::string time =
+      seconds_text(std::chrono::round<std::chrono::seconds>(silence));
+  notices_.push_back(
+      heard.told ? "no sign of life from " + name_of(node_rank) + " for " +
+                       time + ": the workers go on; it counts as lost after " +
+                       seconds_text(self_.keep_alive.allowance())
+                 : name_of(node_rank) + " is back after " + time);
+}
+
+void NodeProtocol::give_up(int node_rank, const std::string& fate) {
+  std::string text = name_of(node_rank) + " was lost: " + fate;
+  text += own_pause(awake_, self_.keep_alive, name_of(node_rank_));
+  // Before the plan of a later round, another node can still take its place.
+  const bool takes_part =
+      self_.elastic()
+          ? is_member(node_rank)
+          : offered_ &&
+                (round_ == 0 || store_.check(round_key(round_, "plan"))) &&
+                store_.check(
+                    round_key(round_, "node/" + std::to_string(node_rank)));
+  // While nodes may come, another must not take the rank before the round ends.
+  if (!self_.elastic()) vacate(node_rank);
+  if (!takes_part) {
+    notices_.push_back(text + "; another node may take its place");
+  } else if (!verdict_given_) {
+    Verdict verdict;
+    verdict.kind =
+        self_.elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
+    verdict.node_rank = node_rank;
+    verdict.exit_code = kSystemError;
+    verdict.text = text;
+    propose(round_, verdict);
+  }
+  if (self_.elastic()) vacate(node_rank);
+}
+
+void NodeProtocol::vacate(int node_rank) {
+  heard_.erase(node_rank);
+  store_.remove(key("beat", node_rank));
+  store_.remove(key("connection", node_rank));
+  // This key goes last: once it is gone, another agent may take the rank.
+  store_.remove(key("node", node_rank));
+}
+
+std::optional<std::string> NodeProtocol::take_notice() {
+  if (notices_.empty()) return std::nullopt;
+  std::string notice = std::move(notices_.front());
+  notices_.erase(notices_.begin());
+  return notice;
+}
+
+void NodeProtocol::depart() {
+  if (job_ended_ || self_.hosts_store) {
+    // If the job has not begun, the store stays open: nodes that come later
+    // must be told why.
+    if (has_begun()) store_.set(kClosed, "1");
+    if (node_rank_ >= 0) store_.set(key("departed", node_rank_), "1");
+  } else if (node_rank_ >= 0 &&
+             store_.get(key("node", node_rank_)) == own_record()) {
+    vacate(node_rank_);
+  }
+}
+
+bool NodeProtocol::others_have_departed() {
+  int departed = node_rank_ >= 0 && store_.check(key("departed", node_rank_));
+  int joined = 0;
+  for (int rank = 0; rank < job_nnodes_; ++rank) {
+    if (rank == node_rank_) continue;
+    if (store_.check(key("departed", rank))) {
+      ++departed;
+    } else if (store_.check(key("node", rank))) {
+      ++joined;
+    }
+  }
+  // A node that declined without joining has no rank and is not waited for.
+  return joined == 0 && (!declined_ || departed >= job_nnodes_ - 1);
+}
+
+std::string NodeProtocol::name_of_those_left() {
+  std::string names;
+  for (int rank = 0; rank < job_nnodes_; ++rank) {
+    if (rank != node_rank_ && store_.check(key("node", rank)) &&
+        !store_.check(key("departed", rank))) {
+      names += (names.empty() ? "" : " and ") + name_of(rank);
+    }
+  }
+  return names;
+}
+
+bool NodeProtocol::others_have_gone_on() {
+  return !plan_given_ || store_.add(round_key(round_ + 1, "offers"), 0) + 1 >=
+                             static_cast<int64_t>(members_.size());
+}
+
+std::string NodeProtocol::name_of(int node_rank) {
+  const std::string name = "node " + std::to_string(node_rank);
+  const std::string where = key("node", node_rank);
+  const auto node = store_.get(where);
+  return node ? name + " (" + Record(where, *node).text("host") + ")" : name;
+}
+
+std::string NodeProtocol::name_of_store_host() {
+  const auto rank = store_.get(kStoreHost);
+  if (!rank || rank->empty() || rank->size() > 5 ||
+      rank->find_first_not_of("0123456789") != std::string::npos) {
+    return {};
+  }
+  return name_of(std::stoi(*rank));
+}
+
+}  // namespace lockstep::internal

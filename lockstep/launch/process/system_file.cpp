@@ -1,0 +1,91 @@
+#include "lockstep/launch/process/system_file.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+
+namespace lockstep::internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+// More processors or nodes than any host has: what is larger is no list.
+constexpr int kHighest = 1 << 16;
+
+// Reads a number at the beginning of `text` and removes it.
+std::optional<int64_t> take_number(std::string_view& text) {
+  int64_t number = 0;
+  const auto [rest, error] =
+      std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc()) return std::nullopt;
+  text.remove_prefix(static_cast<size_t>(rest - text.data()));
+  return number;
+}
+
+}  // namespace
+
+std::optional<std::string> first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  return line;
+}
+
+std::optional<std::string> field_of(const fs::path& path,
+                                    const std::string& key, char separator) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(key + separator)) continue;
+    const size_t begin = line.find_first_not_of(" \t", key.size() + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> number_in(const fs::path& path) {
+  const auto line = first_line(path);
+  if (!line) return std::nullopt;
+  std::string_view text = *line;
+  return take_number(text);
+}
+
+std::optional<std::string> chosen_word(const fs::path& path) {
+  const std::string line = first_line(path).value_or("");
+  const size_t begin = line.find('[');
+  const size_t end = line.find(']', begin == line.npos ? 0 : begin);
+  if (begin == line.npos || end == line.npos) return std::nullopt;
+  return line.substr(begin + 1, end - begin - 1);
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (fs::directory_iterator at(folder, ignored), end; at != end;
+       at.increment(ignored)) {
+    names.push_back(at->path().filename());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<int> numbers_of(const std::string& list) {
+  std::vector<int> numbers;
+  std::string_view rest = list;
+  while (!rest.empty()) {
+    const auto first = take_number(rest);
+    auto last = first;
+    if (rest.starts_with('-')) {
+      rest.remove_prefix(1);
+      last = take_number(rest);
+    }
+    if (!first || !last || *first < 0 || *last > kHighest) return {};
+    for (auto number = *first; number <= *last; ++number) {
+      numbers.push_back(static_cast<int>(number));
+    }
+    if (!rest.empty() && !rest.starts_with(',')) return {};
+    if (!rest.empty()) rest.remove_prefix(1);
+  }
+  return numbers;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,131 @@
+#include "lockstep/launch/watch/agent_socket.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/base/random_digits.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr size_t kRunIdBytes = 40;
+// A process that connects and asks nothing is dropped when so many others have
+// come.
+constexpr size_t kMostAskers = 512;
+// An answer goes in packets of this size, which any socket's buffer holds.
+constexpr size_t kPacketBytes = 32 << 10;
+constexpr std::chrono::milliseconds kDeafTime{1000};
+
+bool has_come(const std::vector<pollfd>& entries, int fd) {
+  return std::ranges::any_of(entries, [&](const pollfd& entry) {
+    return entry.fd == fd && entry.revents != 0;
+  });
+}
+
+}  // namespace
+
+std::string AgentSocket::name_part(const std::string& run_id) {
+  std::string part;
+  for (const char c : run_id) {
+    const bool plain =
+        std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+        std::string_view("-_.").find(c) != std::string_view::npos;
+    if (plain && part.size() < kRunIdBytes) part += c;
+  }
+  return part;
+}
+
+const std::string& AgentSocket::mark() {
+  static const std::string digits = random_digits();
+  return digits;
+}
+
+AgentSocket::AgentSocket(const std::string& run_id)
+    : name_(std::string(kPrefix) + std::to_string(geteuid()) + "/" +
+            std::to_string(getpid()) + "/" + mark() + "/" + name_part(run_id)),
+      listener_(listen_at(name_)) {}
+
+void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
+  if (!deaf_until_ || deaf_until_->expired()) {
+    entries.push_back({listener_.get(), POLLIN, 0});
+  }
+  for (const auto& asker : askers_) {
+    const short awaited = asker.rest.empty() ? POLLIN : POLLOUT;
+    entries.push_back({asker.socket.get(), awaited, 0});
+  }
+}
+
+std::optional<std::chrono::milliseconds> AgentSocket::most_wait() const {
+  if (!deaf_until_ || deaf_until_->expired()) return std::nullopt;
+  return deaf_until_->remaining();
+}
+
+void AgentSocket::handle_poll_entries(const std::vector<pollfd>& entries,
+                                      const Respond& respond) {
+  std::erase_if(askers_, [&](Asker& asker) {
+    return has_come(entries, asker.socket.get()) && serve(asker, respond);
+  });
+  if (has_come(entries, listener_.get())) accept_new(respond);
+}
+
+bool AgentSocket::serve(Asker& asker, const Respond& respond) {
+  try {
+    if (!asker.rest.empty()) return send_rest(asker);
+    std::array<std::byte, kQuestionBytes> bytes;
+    const Packet packet = receive_packet(asker.socket, bytes);
+    if (packet.state == Packet::State::none) return false;
+    if (packet.state == Packet::State::received &&
+        packet.bytes <= bytes.size()) {
+      const std::string question(reinterpret_cast<const char*>(bytes.data()),
+                                 packet.bytes);
+      Answer answer = respond(question, peer_of(asker.socket).pid);
+      asker.rest = std::move(answer.json);
+      return send_rest(asker, answer.descriptor);
+    }
+  } catch (const std::system_error&) {
+    // The asker has gone.
+  }
+  return true;
+}
+
+bool AgentSocket::send_rest(Asker& asker, int descriptor) {
+  while (!asker.rest.empty()) {
+    const auto packet = std::string_view(asker.rest).substr(0, kPacketBytes);
+    const Sent sent =
+        send_packet(asker.socket, std::as_bytes(std::span(packet)), descriptor);
+    if (sent == Sent::hung_up) return true;
+    // The first packet meets an empty buffer. If it is refused, the descriptor
+    // is: too many are on their way.
+    if (sent == Sent::full) return descriptor >= 0;
+    descriptor = -1;
+    asker.rest.erase(0, packet.size());
+  }
+  return true;
+}
+
+void AgentSocket::accept_new(const Respond& respond) {
+  try {
+    while (FileDescriptor socket = accept_from(listener_)) {
+      const uid_t user = user_of_peer(socket);
+      Asker asker{std::move(socket)};
+      if ((user != geteuid() && user != 0) || serve(asker, respond)) continue;
+      if (askers_.size() == kMostAskers) askers_.erase(askers_.begin());
+      askers_.push_back(std::move(asker));
+    }
+    deaf_until_.reset();
+  } catch (const std::system_error&) {
+    // No descriptor is left. New connections wait in the
+    // listener's queue.
+    deaf_until_ = Deadline::after(kDeafTime);
+  }
+}
+
+}  // namespace lockstep::internal

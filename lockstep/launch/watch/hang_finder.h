@@ -1,0 +1,69 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/watch/hang_watch.h"
+#include "lockstep/launch/watch/hung_worker.h"
+#include "lockstep/launch/watch/job_status.h"
+#include "lockstep/worker/status_board.h"
+
+namespace lockstep::internal {
+
+// Watches the progress of the workers of one attempt on this node, and says
+// which of them hang (HangWatch has the rules). A worker tells of its progress
+// on the status board, from init_process_group() until it destroys the group,
+// or by touching its progress file. Before a worker is said to hang, all are
+// asked for their stacks, which also shows whether they still stand.
+//
+// For one thread; never blocks.
+class HangFinder {
+ public:
+  // The file in a worker's directory that it touches.
+  static constexpr const char* kProgressFile = "progress";
+  // Where the stacks of all ranks are written, in the attempt's directory.
+  static constexpr const char* kStacksFile = "stacks.txt";
+
+  // `board` may be null, and must outlive this. `attempt` is
+  // RunDirectory::attempt_directory(). `alone`: there are no other nodes.
+  HangFinder(std::chrono::milliseconds allowed, bool alone, StatusBoard* board,
+             std::filesystem::path attempt);
+
+  // How long a caller may sleep before it calls look().
+  std::chrono::milliseconds most_wait() const { return next_.remaining(); }
+  // Looks at the workers if it is time to. Returns those that hang; they are
+  // found once only. Throws nothing but std::bad_alloc.
+  std::vector<HungWorker> look(const std::vector<WorkerStatus>& workers);
+  // Returns true once, if no worker has told anything for the allowed time.
+  bool watches_nobody();
+
+ private:
+  using Progress = std::vector<std::optional<WorkerProgress>>;
+
+  Progress read(const std::vector<WorkerStatus>& workers);
+  bool all_have_answered(const Progress& progress) const;
+  void drop_stacks(const std::vector<WorkerStatus>& workers) const;
+  std::vector<HungWorker> found(const std::vector<int>& hanging,
+                                const std::vector<WorkerStatus>& workers,
+                                const Progress& progress);
+  std::string doing(const WorkerStatus& worker,
+                    const WorkerProgress& progress) const;
+
+  const std::chrono::milliseconds allowed_;
+  StatusBoard* const board_;
+  const std::filesystem::path attempt_;
+  HangWatch watch_;
+  Deadline next_;
+  // What the board said at the last look, by local rank.
+  std::vector<std::optional<RankStatus>> told_{};
+  // The request for stacks, while some worker seems to hang.
+  int32_t request_ = 0;
+  std::optional<Deadline> answers_until_{};
+  bool has_warned_ = false;
+};
+
+}  // namespace lockstep::internal
