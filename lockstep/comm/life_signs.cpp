@@ -232,7 +232,8 @@ void LifeSigns::leave(End end) {
   if (!socket_) return;
   if (end != End::died) {
     try {
-      farewell_ = named_socket(name_ + (end == End::left ? kLeft : kFailed));
+      ended_socket_ =
+          named_socket(name_ + (end == End::left ? kLeft : kFailed));
       // Peers may look after this process has ended, so the store says it, too.
       if (!store_failed_) {
         store_->set(key(rank_), end == End::left ? "left" : "failed");

@@ -37,7 +37,7 @@ class LifeSigns {
   enum class End {
     died,    // its process ended without a word
     failed,  // it left because of an error
-    left,    // it left in peace
+    left,    // it left normally
   };
   struct Gone {
     int rank;
@@ -98,7 +98,7 @@ class LifeSigns {
   const ProcessMark made_in_;
   std::mutex mutex_;
   FileDescriptor socket_;
-  FileDescriptor farewell_;  // bound to the name with "-left" or "-failed"
+  FileDescriptor ended_socket_;  // bound to the name with "-left" or "-failed"
   std::string name_;
   std::string identity_;  // of this host; empty: it has none
   std::vector<Peer> peers_;

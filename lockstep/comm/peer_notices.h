@@ -10,7 +10,7 @@ class PeerNotices {
  public:
   virtual ~PeerNotices() = default;
 
-  // Returns the peers that did not leave in peace, "rank 3 died; rank 2 failed:
+  // Returns the peers that did not leave normally, "rank 3 died; rank 2 failed:
   // ..."; of a peer that failed because of another rank the words about that
   // rank; empty if all are well. Any thread may call; makes a system call.
   virtual std::string departures() const = 0;

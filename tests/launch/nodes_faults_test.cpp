@@ -229,10 +229,10 @@ TEST_F(NodesFaults, SignalAfterAFailureDoesNotChangeTheExitCode) {
 }
 
 TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
-  auto lonely = start_script(meeting(endpoint(), 2, 0), "echo never");
+  auto single = start_script(meeting(endpoint(), 2, 0), "echo never");
   await_store();
-  lonely->signal(SIGTERM);
-  const auto result = lonely->finish(seconds(25));
+  single->signal(SIGTERM);
+  const auto result = single->finish(seconds(25));
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
   EXPECT_EQ(result.out, "");
 }

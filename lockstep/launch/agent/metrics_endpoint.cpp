@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kClientTime{10'000};
-constexpr milliseconds kDeafTime{1'000};
+constexpr milliseconds kIgnoredTime{1'000};
 constexpr milliseconds kWithClients{1'000};
 constexpr size_t kMostClients = 64;
 constexpr size_t kLongestRequest = 8192;
@@ -155,7 +155,7 @@ MetricsEndpoint MetricsEndpoint::listen(const MetricsOptions& options) {
 }
 
 void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
-  if (deaf_until_.expired()) entries.push_back({listener_.get(), POLLIN, 0});
+  if (ignored_until_.expired()) entries.push_back({listener_.get(), POLLIN, 0});
   for (const Client& client : clients_) {
     const short events = client.response.empty() ? POLLIN : POLLOUT;
     entries.push_back({client.socket.get(), events, 0});
@@ -163,8 +163,8 @@ void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
 }
 
 milliseconds MetricsEndpoint::most_wait() const {
-  return clients_.empty() && deaf_until_.expired() ? milliseconds::max()
-                                                   : kWithClients;
+  return clients_.empty() && ignored_until_.expired() ? milliseconds::max()
+                                                      : kWithClients;
 }
 
 void MetricsEndpoint::handle_poll_entries(
@@ -185,7 +185,7 @@ void MetricsEndpoint::accept_new() {
       const bool none =
           errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
       // No descriptor is left: they wait in the listener's queue.
-      if (!none) deaf_until_ = Deadline::after(kDeafTime);
+      if (!none) ignored_until_ = Deadline::after(kIgnoredTime);
       return;
     }
     if (clients_.size() == kMostClients) clients_.erase(clients_.begin());

@@ -63,7 +63,7 @@ class MetricsEndpoint {
   int port_;
   std::string token_;  // that clients must send; empty: none
   std::vector<Client> clients_{};
-  Deadline deaf_until_ = Deadline::after(std::chrono::milliseconds(0));
+  Deadline ignored_until_ = Deadline::after(std::chrono::milliseconds(0));
 };
 
 }  // namespace lockstep::internal

@@ -80,7 +80,7 @@ class WorkerStoreService {
   void flush_line();
   void lose_line();
   void drop(Id id);
-  void drop_doomed();
+  void drop_ending();
   void await_events(Client& client, uint32_t events);
 
   FileDescriptor listener_;
@@ -100,7 +100,7 @@ class WorkerStoreService {
   // Clients whose next calls are not read until replies have come or the line
   // has taken what waits for it.
   std::set<Id> paused_;
-  std::set<Id> doomed_;  // to be dropped after the event under way
+  std::set<Id> ending_;  // to be dropped after the event under way
   std::thread thread_;
 };
 

@@ -308,11 +308,11 @@ class NodeProtocol {
   [[noreturn]] void refuse_rank(const std::string& reason);
   void look_for_lost_nodes();
   // Returns why the node is lost; nothing while it lives.
-  std::optional<std::string> fate_of(int node_rank,
+  std::optional<std::string> loss_of(int node_rank,
                                      const std::set<std::string>& accepted);
   void note_silence(int node_rank, Heard& heard, bool ends);
   void end_lost_round(Start& start);
-  void give_up(int node_rank, const std::string& fate);
+  void give_up(int node_rank, const std::string& loss);
   void vacate(int node_rank);
 
   AgentStore& store_;

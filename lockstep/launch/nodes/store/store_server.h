@@ -132,7 +132,7 @@ class StoreServer {
   FileDescriptor news_;  // readable: something is in trusted_
   FileDescriptor epoll_;
   // Set after there was no descriptor for a new connection.
-  std::optional<Clock::duration> deaf_until_{};
+  std::optional<Clock::duration> ignored_until_{};
   AwakeClock awake_;
   KeyTable table_;
   struct Round {
