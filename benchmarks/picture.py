@@ -12,7 +12,7 @@ import pathlib
 import sys
 from xml.sax.saxutils import escape
 
-# What the table calls the steps; the picture has them in this order.
+# The names of the steps in the table; the picture has them in this order.
 LABELS = {
     "tutorial": "Linear(20, 1) with its loader",
     "mlp": "20–2048–2048–1, 4.2 M parameters, SGD",

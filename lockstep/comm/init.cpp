@@ -300,8 +300,8 @@ internal::Rendezvous meet(const std::string& backend,
   return internal::rendezvous(options, internal::python_may_join(backend));
 }
 
-// What a new group is made from, copied out of World: making a group waits for
-// its members, and World must not be locked meanwhile.
+// The parts of which a new group is made, copied out of World: making a group
+// waits for its members, and World must not be locked meanwhile.
 struct Origin {
   std::string number;  // the name that Python would give the group
   c10::intrusive_ptr<c10d::Store> store;
@@ -411,8 +411,8 @@ ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
   return group;
 }
 
-// What a rank of `parent` gets that is in none of `sets`, which are ranks of
-// `parent`.
+// The result for a rank of `parent` that is in none of `sets`, which are ranks
+// of `parent`.
 ProcessGroupPtr not_a_member(const ProcessGroup& parent,
                              const std::vector<std::vector<int>>& sets) {
   std::string of;
@@ -467,7 +467,8 @@ void require_disjoint(const char* function,
   }
 }
 
-// What init_process_group() does once this process has its place.
+// The part of init_process_group() that follows once this process has its
+// place.
 ProcessGroupGuard join_world(const std::string& backend,
                              const InitProcessGroupOptions& given) {
   World& w = world();

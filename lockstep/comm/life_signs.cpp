@@ -24,7 +24,7 @@ namespace {
 // A rank that has not joined yet is looked for in the store this often.
 constexpr std::chrono::milliseconds kBetweenQuestions{100};
 
-// What is appended to the name of a rank that has left.
+// Suffixes of the name of a rank that has left.
 constexpr const char* kLeft = "-left";
 constexpr const char* kFailed = "-failed";
 

@@ -78,7 +78,7 @@ class LifeSigns {
  private:
   using Clock = std::chrono::steady_clock;
   struct Peer {
-    std::string socket{};  // empty: not known yet
+    std::string socket{};  // empty if it is not known yet
     bool unknowable = false;
     std::optional<End> end{};
     Clock::time_point asked{};  // when the store was asked for `socket`
@@ -100,7 +100,7 @@ class LifeSigns {
   FileDescriptor socket_;
   FileDescriptor ended_socket_;  // bound to the name with "-left" or "-failed"
   std::string name_;
-  std::string identity_;  // of this host; empty: it has none
+  std::string identity_;  // of this host; empty if it has none
   std::vector<Peer> peers_;
   bool store_failed_ = false;
 };

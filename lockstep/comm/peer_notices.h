@@ -4,8 +4,8 @@
 
 namespace lockstep::internal {
 
-// What a backend whose ranks share memory can tell its peers, and tell about
-// them, beyond c10d. Internal to comm; found by dynamic_cast.
+// Notices that a backend whose ranks share memory can give its peers, and have
+// of them, beyond c10d. Internal to comm; found by dynamic_cast.
 class PeerNotices {
  public:
   virtual ~PeerNotices() = default;

@@ -31,7 +31,7 @@ class Perplexity final : public Metric {
   void update(const at::Tensor& loss, int64_t tokens);
 
   // Returns a number of 1 or more. Collective. Throws std::invalid_argument if
-  // a target, compared with logits, was no class.
+  // a target, compared with logits, was not a class.
   double compute() const;
 
  private:

@@ -1,4 +1,5 @@
-// What `lockstep doctor` makes of the programs that it starts, and its report.
+// Tests what `lockstep doctor` makes of the programs that it starts, and its
+// report.
 #include <gmock/gmock.h>
 #include <signal.h>
 

@@ -142,7 +142,7 @@ TEST_F(JobMemberTest, BelowMinALineSaysNowAndThenHowManyNodesThereAre) {
   host->offer_round(0, {"127.0.0.1", 4000});
   for (int notice = 0; notice < 3; ++notice) {
     EXPECT_THAT(await<Notice>(*host).text,
-                HasSubstr("waiting for 2 to 3 nodes, of which 1 is there, for "
+                HasSubstr("waiting for 2 to 3 nodes, of which 1 has come, for "
                           "at most 2 s"));
   }
   const auto verdict = await<Verdict>(*host);

@@ -49,7 +49,7 @@ class NodesFaults : public NodesTest {
   std::vector<std::unique_ptr<RunningProgram>> nodes_;
 };
 
-// What depends on the store.
+// The settings that depend on the store.
 class NodesFaultsAtAStore : public NodesFaults,
                             public ::testing::WithParamInterface<const char*> {
  protected:
@@ -430,7 +430,7 @@ TEST_F(NodesFaults, StrangersAtTheStoreDoNotDisturbTheJob) {
     for (int turn = 0; turn < 150; ++turn) {
       FileDescriptor stranger = connect_to(store, seconds(20));
       ASSERT_TRUE(stranger);
-      // What is refused is no matter: the store may have closed already.
+      // An error of send() does not matter: the store may have closed already.
       [[maybe_unused]] auto sent =
           send(stranger.get(), words.data(), words.size(), MSG_NOSIGNAL);
       strangers.push_back(std::move(stranger));

@@ -42,7 +42,7 @@ bool equals_ignoring_case(std::string_view a, std::string_view b) {
       [](unsigned char c) { return std::tolower(c); });
 }
 
-// Returns the token that a request sends; empty: none.
+// Returns the token that a request sends; empty if there is none.
 std::string_view token_of(std::string_view request) {
   constexpr std::string_view kScheme = "Bearer ";
   for (size_t at = request.find("\r\n"); at != request.npos;) {
@@ -84,7 +84,8 @@ std::string answer_to(std::string_view request, const std::string& token,
   if (method_end == std::string_view::npos ||
       path_end == std::string_view::npos ||
       !line.substr(path_end + 1).starts_with("HTTP/1.")) {
-    return response_of("400 Bad Request", kText, "this is no request\n", true);
+    return response_of("400 Bad Request", kText, "this is not a request\n",
+                       true);
   }
   const std::string_view method = line.substr(0, method_end);
   const bool head = method == "HEAD";

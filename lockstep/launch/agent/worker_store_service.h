@@ -36,7 +36,7 @@ namespace lockstep::internal {
 class WorkerStoreService {
  public:
   // Listens at `name` and starts the thread. `line` is the connection to the
-  // agents' store; null: the keys are here. Throws std::system_error.
+  // agents' store; null if the keys are here. Throws std::system_error.
   WorkerStoreService(const std::string& name, int round,
                      std::shared_ptr<StoreLine> line);
   // Closes every connection and ends the thread.

@@ -124,7 +124,7 @@ Verdict parse_verdict(const std::string& where, const std::string& text) {
   return verdict;
 }
 
-// What a node has offered for a round.
+// The offer of a node for a round.
 struct Offer {
   Candidate candidate{};
   std::string id{};  // of its agent
@@ -368,7 +368,7 @@ void NodeProtocol::claim_rank() {
   }
   refuse_rank("the agent on " + mine + " is one too many: all " +
               std::to_string(job_nnodes_) +
-              " nodes of this job are there; raise --nnodes, or name another "
+              " nodes of this job have come; raise --nnodes, or name another "
               "endpoint");
 }
 

@@ -190,7 +190,7 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
   const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object() || !json.contains("message")) {
     record.unreadable = text->empty()         ? "is empty; is the disk full?"
-                        : json.is_discarded() ? "is no whole JSON"
+                        : json.is_discarded() ? "is not complete JSON"
                                               : "has no \"message\"";
     return record;
   }
@@ -211,7 +211,7 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
 }
 
 std::set<int> ranks_named_in(const std::string& message) {
-  // What comm/life_signs.cpp and comm/shm/protocol/waiting.cpp say.
+  // The words of comm/life_signs.cpp and comm/shm/protocol/waiting.cpp.
   constexpr std::array<std::string_view, 4> kEnds{
       " died", " has left the group", " left because of an error", " failed:"};
   constexpr std::string_view kWord = "rank";

@@ -69,7 +69,7 @@ class KeyValueRing {
   // Starts to send this step's block to the next rank, and to receive that of
   // the next step.
   void start_next();
-  // Begins the next step, once its block is there and this step's was sent.
+  // Begins the next step, once its block has arrived and this step's was sent.
   void finish_next();
 
  private:
@@ -103,7 +103,7 @@ class GradientRing {
   // before was sent.
   void pass_on();
   // Returns the gradients of this rank's own block. After the last step. Blocks
-  // until they are there, and all sums were sent.
+  // until they have arrived, and all sums were sent.
   at::Tensor own();
 
  private:

@@ -18,7 +18,7 @@ struct DeviceMeshOptions {
   // ---- Behaviour ----
 
   // The group whose ranks the mesh arranges; a mesh counts them as this group
-  // does. Null: the default group.
+  // does. Null means the default group.
   ProcessGroupPtr parent{};
 
   // As in NewGroupOptions. If one of them is given, an axis along all ranks

@@ -345,7 +345,7 @@ WORLD_TEST(PipelineFsdp, GradientsOfSeveralStepsAdd, 4) {
   }
 }
 
-// What is frozen may change, and a unit works by itself between steps.
+// Frozen parameters may change, and a unit works by itself between steps.
 WORLD_TEST(PipelineFsdp, FrozenParametersGetNoGradient, 4) {
   auto world_group = init_process_group();
   const Groups groups(world);
@@ -818,7 +818,7 @@ int end_after_step(const std::string& folder, int port, int rank, int victim,
   return 1;
 }
 
-// Ranks that are no neighbours of the first that fails hear of it from others,
+// Ranks that are not neighbours of the first that fails hear of it from others,
 // which may be gone, and the store with them.
 void expect_that_all_name_the_first(const std::string& how) {
   for (const bool unwinds : {false, true}) {
