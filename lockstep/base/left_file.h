@@ -8,9 +8,9 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-// Files in a folder in which the processes of a job write as they like. What is
-// there under a name may be a link to a file elsewhere, a pipe at which a
-// reader waits for ever, or endless.
+// Files in a folder in which the processes of a job write as they like. A name
+// may belong to a link to a file elsewhere, a pipe at which a reader waits for
+// ever, or an endless file.
 namespace lockstep::internal {
 
 // Opens the regular file `name`, a path below `folder`, for reading. Nothing

@@ -135,7 +135,7 @@ class SummaryWriter {
                    int64_t step = 0, std::optional<double> wall_time = {});
 
   // How often which values occur. `values`: any shape, one element or more, any
-  // real dtype, dense. `bins`: the edges, 2 or more that ascend; empty:
+  // real dtype, dense. `bins`: the edges, 2 or more that ascend; empty means
   // TensorBoard's, which grow by a factor of 1.1 from 1e-12 to 1e20 in both
   // directions. NaN and values outside of the edges are in no bin. Sorts the
   // values into the bins in the calling thread.

@@ -44,8 +44,8 @@ struct OpenedStore {
 };
 
 // Opens the store of a job: binds the endpoint and hosts the store, or waits
-// until another agent does and connects to it. Names and hosts that are not
-// there yet are tried again, as nodes start in any order and a name server may
+// until another agent does and connects to it. Names and hosts that do not
+// exist yet are tried again, as nodes start in any order and a name server may
 // learn of them late.
 class StoreConnector {
  public:

@@ -96,8 +96,8 @@ class GradientRing {
   // Starts to receive the sum of this step's block.
   void start();
   // Returns that sum, shaped as the block, for this rank to add its gradients:
-  // zeros in the first step, which is that of its own block. Blocks until it is
-  // there. Undefined if neither this rank nor a later one uses the block.
+  // zeros in the first step, which is that of its own block. Blocks until it
+  // has arrived. Undefined if neither this rank nor a later one uses the block.
   const at::Tensor& receive();
   // Sends the sum on and begins the next step. Blocks until the sum of the step
   // before was sent.

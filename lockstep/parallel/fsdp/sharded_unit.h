@@ -45,7 +45,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   // none has.
   const std::string* with_gradient() const;
   // The number of ranks over which the full parameters are divided between
-  // forward and backward. 1: they stay whole.
+  // forward and backward. If it is 1, they stay whole.
   int ranks_after_forward() const;
 
   // The functions of the same names of FullyShard.
