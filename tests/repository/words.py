@@ -17,8 +17,8 @@ PERSON = (
 )
 # A word that begins a note on a value: "null: none".
 VALUE = (
-    r"(null|none|empty|unset|zero|true|false|negative|[Nn]ull|None|Empty|Unset"
-    r"|Zero|True|False|Negative|0|-1)"
+    r"([Nn]ull|[Nn]one|[Ee]mpty|[Uu]nset|[Zz]ero|[Tt]rue|[Ff]alse|[Nn]egative"
+    r"|0|-1)"
 )
 
 
@@ -85,7 +85,7 @@ RULES = [
         "Is there a rank? All that there is lies there.",
     ),
     Rule(
-        r"(^|[;(./] )" + VALUE + r": (?!\d)",
+        r"(^|[;./] |\()" + VALUE + r": (?!\d)",
         'a sentence: "null if there is none", "0 means all ranks"',
         "null: none; empty: found out",
         "Exit codes: 0: equal; 1: they differ; 2: wrong arguments",
