@@ -63,7 +63,7 @@ struct Options {
   std::string optimizer = "sgd";
   int64_t steps = 100;
   int64_t warmup = 20;
-  int64_t batch_size = 0;  // 0: the model's own
+  int64_t batch_size = 0;  // 0 means the model's own
   int threads = 1;
   std::string backend = "lockstep";
   bool no_ddp = false;
@@ -78,7 +78,7 @@ using Ddp = lockstep::DistributedDataParallel<Sequential>;
 // The model, with or without communication, and its optimizer.
 struct Training {
   Sequential module = nullptr;
-  std::unique_ptr<Ddp> ddp;  // null: without communication
+  std::unique_ptr<Ddp> ddp;  // null means without communication
   std::unique_ptr<Optimizer> optimizer;
   at::Device device = at::kCPU;
 

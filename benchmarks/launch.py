@@ -16,9 +16,9 @@ import recovery
 from processes import Failure, RANKS
 
 FORMAT = 1
-# What README promises.
+# The target in docs/compared.md.
 TARGET_MS = 50
-# What else is to be reached: torchrun takes so many times as long; so many
+# Further targets: torchrun takes so many times as long; so many
 # workers start and end in that time; so many agents meet in that time of a
 # processor.
 TARGET_RATIO = 50

@@ -1,5 +1,5 @@
-// What it costs to watch a training (`./dev bench observe`): the same training
-// steps without anything, and with each of
+// Measures the cost of watching a training (`./dev bench observe`): the same
+// training steps without anything, and with each of
 //
 //   logs      a ProgressBar in every step, a scalar of MetricsLogger and of
 //             SummaryWriter in every 10th, and a SystemMetricsSampler
@@ -50,7 +50,7 @@ struct Options {
   int64_t blocks = 20;  // of each way
 };
 
-// What happens beside a step, from construction to destruction.
+// Does one thing beside a step, from construction to destruction.
 struct Watching {
   virtual ~Watching() = default;
   virtual void after(int64_t /*step*/, const at::Tensor& /*loss*/) {}

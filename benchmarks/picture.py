@@ -4,7 +4,7 @@ if that of ours is 1.
     picture.py FIGURES.json PICTURE.svg
 
 README shows docs/pictures/steps.svg, which is such a picture. It has the figures
-of README's table, digit for digit (tests/benchmarks/picture_bench_test.py).
+of the table in docs/compared.md, digit for digit (tests/benchmarks/picture_bench_test.py).
 """
 
 import json
@@ -12,7 +12,7 @@ import pathlib
 import sys
 from xml.sax.saxutils import escape
 
-# What README's table calls the steps; the picture has them in this order.
+# The names of the steps in the table; the picture has them in this order.
 LABELS = {
     "tutorial": "Linear(20, 1) with its loader",
     "mlp": "20–2048–2048–1, 4.2 M parameters, SGD",
@@ -53,7 +53,7 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 
 
 def shown(value):
-    """Returns a ratio as README writes it."""
+    """Returns a ratio as the table writes it."""
     return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 

@@ -15,7 +15,7 @@ from processes import Failure, RANKS, children_of
 
 ALLOWED_S = 60
 JOB = "bench-recovery"
-# What the issue of fast recovery asks for: times faster than torchrun.
+# The targets: times faster than torchrun.
 TARGETS = {"restart": 4, "standby": 15}
 LEFT_TARGET_S = 1
 

@@ -1,6 +1,6 @@
-// What the rendezvous of many nodes costs: agents as threads of this process,
-// which meet at the agents' store over loopback and TLS, agree on a round,
-// report success and leave.
+// Measures the cost of a rendezvous of many nodes: agents as threads of this
+// process, which meet at the agents' store over loopback and TLS, agree on a
+// round, report success and leave.
 //
 //   rendezvous AGENTS...
 //
@@ -126,7 +126,8 @@ int main(int argc, char** argv) {
     int agents = 0;
     std::from_chars(text.data(), text.data() + text.size(), agents);
     if (agents < 1 || agents > 4096) {
-      std::fprintf(stderr, "rendezvous: \"%s\" is no number from 1 to 4096\n",
+      std::fprintf(stderr,
+                   "rendezvous: \"%s\" is not a number from 1 to 4096\n",
                    argv[argument]);
       return 2;
     }

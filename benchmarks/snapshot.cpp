@@ -40,7 +40,7 @@ struct Options {
   std::string folder;
   int64_t bytes = int64_t{1} << 30;
   int64_t repeats = 3;
-  int64_t tensors = 0;  // 0: a few large ones and some hundred small ones
+  int64_t tensors = 0;  // 0 means a few large ones and some hundred small ones
 };
 
 constexpr int64_t kLarge = 6;    // tensors with three quarters of the bytes
@@ -155,7 +155,7 @@ std::vector<double> repeated(int64_t repeats, Before before, Work work) {
 }
 
 struct Asynchronous {
-  std::vector<double> seconds;    // until the snapshot was there
+  std::vector<double> seconds;    // until the snapshot was complete
   std::vector<double> stalls;     // how long the training waited
   std::vector<double> slowdowns;  // how much longer its computing took
 };

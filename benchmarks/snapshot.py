@@ -76,7 +76,7 @@ SIDES = [
          ranks=RANKS, is_python=True, many=True),
 ]
 
-# What is saved before anything is loaded.
+# Saves come before loads.
 PREPARED = [
     Side("prepare", "", "prepare"),
     Side("prepare", "", "prepare", is_python=True),

@@ -1,4 +1,4 @@
-# What a program may include: the one list. These headers declare their names in
+# The headers that a program may include. These headers declare their names in
 # namespace lockstep (lockstep::nn, lockstep::optim, lockstep::metrics), all
 # others in lockstep::internal, which programs leave alone.
 set(LOCKSTEP_PUBLIC_HEADERS

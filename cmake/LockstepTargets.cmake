@@ -68,7 +68,7 @@ endfunction()
 # targets with the same options reuse.
 function(lockstep_add_pch target)
   cmake_parse_arguments(arg "" "" "HEADERS;LIBRARIES" ${ARGN})
-  # If the file is there it is left alone: writing it again would compile it
+  # If the file exists, it is left alone: writing it again would compile it
   # again.
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp CONTENT "")
   add_library(${target} STATIC ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp)

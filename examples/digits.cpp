@@ -36,7 +36,7 @@ struct Options {
   std::string dtype = "float32";
   std::string data = LOCKSTEP_DIGITS_CSV;
   std::string snapshot;
-  int64_t save_every = 0;  // steps; 0: after each epoch only
+  int64_t save_every = 0;  // steps; 0 means after each epoch only
   std::string report;
 };
 

@@ -44,7 +44,7 @@ struct Options {
   int64_t layers = 6, heads = 6, width = 192;
   int64_t context = 128;      // tokens of a sequence
   int64_t batch_size = 16;    // sequences of a step, all ranks together
-  int64_t micro_batches = 0;  // 0: twice as many as stages, or 1
+  int64_t micro_batches = 0;  // 0 means twice as many as stages, or 1
   int64_t steps = 300;
   double lr = 2e-3;
   int64_t seed = 0;
@@ -349,7 +349,7 @@ class Model {
   Plan& plan_;
   int64_t tokens_;  // of a sequence, on all ranks together
   int64_t micro_batches_;
-  // What this rank has of the model, with the names of the whole.
+  // The part of the model that this rank has, with the names of the whole.
   std::shared_ptr<torch::nn::Module> module_ =
       std::make_shared<torch::nn::Module>("Gpt");
   std::vector<ParallelStage> stages_;
@@ -644,7 +644,8 @@ int main(int argc, char** argv) {
   app.add_flag("--bf16", options.bf16);
   app.add_option("--snapshot", options.snapshot,
                  "folder to save to, and to resume from");
-  app.add_option("--save-every", options.save_every, "steps; 0: at the end")
+  app.add_option("--save-every", options.save_every,
+                 "steps; 0 means at the end")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--sample", options.sample, "bytes to write at the end")
       ->check(CLI::NonNegativeNumber);

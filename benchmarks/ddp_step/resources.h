@@ -2,7 +2,8 @@
 
 #include <cstdint>
 
-// What a process uses of its machine (Linux; proc(5), getrusage(2)).
+// The resources of its machine that a process uses (Linux; proc(5),
+// getrusage(2)).
 namespace benchmarks {
 
 // In KiB. Memory that processes share counts in full in every `rss`; `pss` is
@@ -16,7 +17,7 @@ struct Memory {
 // Returns the figures of now; what cannot be read is 0. Takes milliseconds.
 Memory memory();
 
-// What all threads of this process have used since it began.
+// The time that all threads of this process have used since it began.
 struct Usage {
   int64_t switches = 0;  // context switches: it waited or was preempted
   int64_t cpu_us = 0;    // in user space and in the kernel

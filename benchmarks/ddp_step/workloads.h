@@ -10,8 +10,8 @@
 #include <memory>
 #include <string>
 
-// What the training steps of `./dev bench` train; peers/ddp_peer.py has the
-// same models, sizes and losses in Python, but for the digits.
+// The models that the training steps of `./dev bench` train; peers/ddp_peer.py
+// has the same models, sizes and losses in Python, but for the digits.
 namespace benchmarks {
 
 // A rank's batches, without end.

@@ -51,7 +51,7 @@ struct GradScalerOptions {
   // Give the group of the ranks that use the scaler if these are not all, and
   // split_group({{get_rank()}}), a group of this rank alone, if a rank is to
   // decide by itself: beside Python ranks, which do not agree, but have equal
-  // gradients. Null: the default group, if there is one. Default: null.
+  // gradients. Null means the default group, if there is one. Default: null.
   ProcessGroupPtr process_group{};
 };
 
@@ -178,7 +178,7 @@ class GradScaler {
   struct OptimizerState {
     Stage stage = Stage::kReady;
     // One element for each device that has gradients; above 0: infinity or NaN
-    // was found. Empty: the optimizer has no gradients.
+    // was found. Empty if the optimizer has no gradients.
     std::vector<at::Tensor> found_inf;
   };
 

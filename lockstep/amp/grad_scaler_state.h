@@ -27,8 +27,8 @@ struct GradScalerState {
 // read.
 //
 // Both throw std::invalid_argument: to_json() for a number that is not finite,
-// which JSON does not have; grad_scaler_state_from_json() for text that is no
-// such object, with the entry that is missing or wrong. Other entries are
+// which JSON does not have; grad_scaler_state_from_json() for text that is not
+// such an object, with the entry that is missing or wrong. Other entries are
 // ignored.
 //
 // to_state_tree() and from_state_tree() are for a scaler among the items of a

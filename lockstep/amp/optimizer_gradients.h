@@ -9,7 +9,7 @@
 #include "lockstep/amp/layout_groups.h"
 #include "lockstep/comm/collective_options.h"
 
-// What clipping and unscaling share; not for users.
+// Shared by clipping and unscaling; not for users.
 namespace lockstep::internal {
 
 // The gradients that an optimizer of some parameters will use for its step on

@@ -8,9 +8,9 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-// Files in a folder in which the processes of a job write as they like. What is
-// there under a name may be a link to a file elsewhere, a pipe at which a
-// reader waits for ever, or endless.
+// Files in a folder in which the processes of a job write as they like. A name
+// may belong to a link to a file elsewhere, a pipe at which a reader waits for
+// ever, or an endless file.
 namespace lockstep::internal {
 
 // Opens the regular file `name`, a path below `folder`, for reading. Nothing
@@ -30,8 +30,8 @@ std::optional<std::string> read_end_of_left_file(
     const std::filesystem::path& folder, const std::filesystem::path& name,
     size_t most);
 
-// Makes a new file for writing in the place of whatever is there under its
-// name; `flags` are more ones of open(2). Never blocks, and follows no link.
+// Makes a new file for writing in the place of any file of its name;
+// `flags` are more ones of open(2). Never blocks, and follows no link.
 // Returns an empty descriptor, with errno, if it cannot.
 FileDescriptor make_own_file(const std::filesystem::path& path, int flags = 0);
 // Makes such a file with this text. If it cannot, as on a full disk, returns

@@ -18,8 +18,8 @@ namespace lockstep::internal {
 // says that it is.
 inline constexpr size_t kMostMessageBytes = 256 << 10;
 
-// Thrown for bytes that are no message. The connection on which they came must
-// be closed.
+// Thrown for bytes that are not a message. The connection on which they came
+// must be closed.
 class MalformedMessage : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -61,7 +61,7 @@ class MessageBuffer {
   // Returns the next message, without its length, once it is complete. Throws
   // MalformedMessage as soon as a length is known to be 0 or above `most`.
   std::optional<std::string> take(size_t most = kMostMessageBytes);
-  // Returns whether a part of a message is there.
+  // Returns whether a part of a message has arrived.
   bool holds_part() const { return !bytes_.empty(); }
 
  private:

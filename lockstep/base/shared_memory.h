@@ -27,7 +27,7 @@ class SharedMemory {
   static SharedMemory create(size_t bytes);
 
   // Counts the bytes that create() made in this process and that this process
-  // still maps. Memory that another process made is in that one's count.
+  // still maps. Memory that another process made is counted there.
   static ByteCount& made();
 
   // Maps memory that create() made in another process. Pages::all maps all of

@@ -42,8 +42,8 @@ class SvgPicture {
   void dot(Point middle, const char* colour);
   // A filled rectangle with a thin dark edge.
   void box(Point upper_left, double width, double height, const char* colour);
-  // What is drawn until end_group() is one group; a browser shows `title` over
-  // it.
+  // All that is drawn until end_group() is one group; a browser shows `title`
+  // over it.
   void begin_group(const std::string& title);
   void end_group();
 

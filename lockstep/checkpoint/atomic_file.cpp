@@ -37,7 +37,7 @@ std::string random_digits() {
 }
 
 // Returns the file that writing to `path` replaces: the target of a link, which
-// need not be there.
+// need not exist.
 fs::path target_of(const std::string& path) {
   std::error_code error;
   fs::path target = path;
@@ -58,12 +58,13 @@ fs::path target_of(const std::string& path) {
   const fs::file_type type = fs::status(target, error).type();
   if (type != fs::file_type::regular && type != fs::file_type::not_found &&
       type != fs::file_type::none) {
-    throw std::invalid_argument("snapshot \"" + path + "\" cannot be saved: " +
-                                (type == fs::file_type::directory
-                                     ? "a directory"
-                                     : "something that is not a regular file") +
-                                " is there; name a file, or end the path with "
-                                "\"/\" for a folder of snapshots");
+    throw std::invalid_argument(
+        "snapshot \"" + path + "\" cannot be saved: " +
+        (type == fs::file_type::directory
+             ? "a directory"
+             : "something that is not a regular file") +
+        " has that name; name another file, or end the path with "
+        "\"/\" for a folder of snapshots");
   }
   if (!target.has_filename()) {
     throw std::invalid_argument(
@@ -115,7 +116,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   struct stat old {};
   if (::stat((directory_ + "/" + name_).c_str(), &old) == 0) {
     // The old mode cannot be set if the old file belongs to another user; that
-    // is no reason to refuse the save.
+    // is not a reason to refuse the save.
     (void)::fchmod(fd_.get(), old.st_mode & 07777);
   }
 }

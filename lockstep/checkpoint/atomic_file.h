@@ -39,7 +39,7 @@ class AtomicFile {
   // Blocks until the content and its name are on the disk. Throws
   // std::system_error; the old file is then unchanged. The exception is a
   // failure of the very last step, synchronising the directory: then the new
-  // file is there and complete, but may not survive a power failure.
+  // file exists and is complete, but may not survive a power failure.
   void commit();
 
  private:

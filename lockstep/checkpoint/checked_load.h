@@ -30,7 +30,7 @@ inline constexpr std::string_view kWrapperPrefix = "module.";
 NamedTensors load_state_dict_file(const std::string& path,
                                   const std::string& key);
 
-// What load_state_dict() of a module does.
+// Does the same as load_state_dict() of a module.
 struct ModuleLoad {
   // {tensor of the state, tensor of the module}, in the module's order
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;

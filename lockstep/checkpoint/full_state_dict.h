@@ -10,8 +10,8 @@ namespace lockstep {
 struct FullStateDictOptions {
   // ---- Behaviour ----
 
-  // The ranks that have the parts of the model. Null: the default group, or
-  // this process alone if there is none.
+  // The ranks that have the parts of the model. Null means the default group,
+  // or this process alone if there is none.
   ProcessGroupPtr group{};
 };
 

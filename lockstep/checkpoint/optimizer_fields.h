@@ -8,8 +8,8 @@
 
 namespace lockstep::internal {
 
-// What each kind of optimizer keeps, under Python's names, described once for
-// reading and for writing. A visitor has
+// The state that each kind of optimizer keeps, under Python's names, described
+// once for reading and for writing. A visitor has
 //
 //   field(name, T&)      double, bool or a tuple of two doubles
 //   step(name, int64_t&) an int here, a tensor in Python

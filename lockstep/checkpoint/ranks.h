@@ -19,7 +19,7 @@ namespace lockstep::internal {
 // and to_first() are collective.
 class Ranks {
  public:
-  // Null: the default group, if there is one.
+  // Null means the default group, if there is one.
   explicit Ranks(ProcessGroupPtr group);
 
   // Returns the same ranks, whose gather_objects() and share() go through the
@@ -65,7 +65,7 @@ class Ranks {
   class StoreTexts;
 
   ProcessGroupPtr group_;
-  std::shared_ptr<StoreTexts> store_;  // null: the group's collectives
+  std::shared_ptr<StoreTexts> store_;  // null means the group's collectives
 };
 
 // Returns "rank 1" or "ranks 0, 2".

@@ -41,9 +41,9 @@ struct TensorToCompare {
 //   std::string path = save->commit(ranks);              // collective
 //
 // The first step finds out what is to be written, write() writes it, and
-// commit() lets it take the place of what was there before, if all ranks have
+// commit() lets it take the place of the old snapshot, if all ranks have
 // succeeded, and if what several of them have is equal. At every moment the old
-// snapshot or the new one is there, whole.
+// snapshot or the new one exists, whole.
 //
 // If anything fails on one rank, begin_save() or commit() throws on all ranks:
 // on that rank its own error, on the others one that names the rank and quotes

@@ -18,7 +18,7 @@ void require_optimizer(const TrainingState& state);
 // Throws std::invalid_argument if it has another number of groups.
 void set_scheduler_state(Snapshot& snapshot, StateTree state);
 
-// Returns the state of the snapshot's scheduler, which must be there. Among its
+// Returns the state of the snapshot's scheduler, which must have one. Among its
 // `param_groups` are the numbers of all options of the optimizer's groups.
 StateTree scheduler_state_of(const Snapshot& snapshot);
 

@@ -19,7 +19,7 @@
 // ranks of a job. docs/internals/snapshot-formats.md has the formats.
 namespace lockstep {
 
-// What Python's state_dict() of a module returns: "0.weight" and its tensor, in
+// The same as Python's state_dict() of a module: "0.weight" and its tensor, in
 // the order of registration.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -28,7 +28,7 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using StateValue = std::variant<std::monostate, bool, int64_t, double,
                                 std::vector<double>, at::Tensor>;
 
-// What Python's state_dict() of an optimizer returns (PyTorch documentation,
+// The same as Python's state_dict() of an optimizer (PyTorch documentation,
 // torch.optim.Optimizer.state_dict): parameters are numbered through all
 // groups, from 0.
 struct OptimizerState {
@@ -70,9 +70,9 @@ struct ItemState {
 // memory. Tensors to be written may be on any device.
 struct Snapshot {
   NamedTensors model_state{};
-  // None: the file holds only a model, as the Python tutorial's does.
+  // None if the file holds only a model, as the Python tutorial's does.
   std::optional<OptimizerState> optimizer_state{};
-  // What Python's state_dict() of a learning-rate scheduler returns. None: the
+  // The same as Python's state_dict() of a learning-rate scheduler. None if the
   // file holds no scheduler. The numbers that Python's scheduler keeps in the
   // optimizer's groups ("initial_lr") are in optimizer_state.
   std::optional<StateTree> scheduler_state{};

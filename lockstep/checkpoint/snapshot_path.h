@@ -16,8 +16,8 @@ enum class SnapshotForm { kPt, kSafetensors, kFolder };
 SnapshotForm form_of(const std::string& path);
 
 // Whether it is kFolder. If the name alone does not say it, the first rank
-// looks for all, and the call is collective. `only_read`: a file that is there,
-// of any name, is no folder and no error.
+// looks for all, and the call is collective. `only_read`: an existing file, of
+// any name, is not a folder, and is not an error.
 bool names_folder(const std::string& path, const Ranks& ranks,
                   bool only_read = false);
 

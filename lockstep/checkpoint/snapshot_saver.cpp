@@ -193,7 +193,7 @@ class SnapshotSaver::Impl {
         [this](uint64_t bytes) { report_progress(bytes); });
   }
 
-  // What may throw for this rank alone is thrown by commit(), on all ranks.
+  // Errors of this rank alone are thrown by commit(), on all ranks.
   void count_bytes() {
     try {
       for (const auto& entry : save_->tensors()) {

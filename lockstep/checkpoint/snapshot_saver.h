@@ -41,8 +41,8 @@ struct SnapshotProgress {
 struct SnapshotSaverOptions {
   // ---- Behaviour ----
 
-  // The ranks that save together. Most programs leave it. Null: the default
-  // group, or this process alone if there is none.
+  // The ranks that save together. Most programs leave it. Null means the
+  // default group, or this process alone if there is none.
   ProcessGroupPtr group{};
 
   // is_due() is true whenever TrainingState::step has reached another multiple
@@ -112,8 +112,8 @@ struct SnapshotSaverOptions {
 //   saver.finish();
 //
 // Files and folders are those of save_snapshot(), with the same promises. If a
-// save fails, because the disk is full or a rank cannot write, the snapshots
-// from before are still there, training goes on, and the next save tries again;
+// save fails, because the disk is full or a rank cannot write, the older
+// snapshots stay, training goes on, and the next save tries again;
 // on_saved tells. A mistake of the program (a TrainingState without a model, an
 // optimizer that snapshots cannot hold) is thrown, as std::invalid_argument on
 // every rank, by the constructor if it is known then. Replicas that differ

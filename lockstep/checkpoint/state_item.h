@@ -76,7 +76,7 @@ std::function<void()> prepare_numbered_state(torch::optim::Optimizer& optimizer,
 
 }  // namespace internal
 
-// What TrainingState::items holds: a part of the training that a snapshot saves
+// An item of TrainingState::items: a part of the training that a snapshot saves
 // and restores under a name. It is made of
 //
 // - a module: a holder, a std::shared_ptr, or a reference (an AveragedModel);
@@ -89,7 +89,7 @@ std::function<void()> prepare_numbered_state(torch::optim::Optimizer& optimizer,
 //   If the object has `prepare_load(state)` as ResumableScheduler, that is
 //   called instead.
 //
-// What is given by reference must outlive the item. An object's state is that
+// An object that is given by reference must outlive the item. Its state is that
 // of the first rank, unless per_rank() says otherwise or the object's type has
 // a static member `state_is_per_rank` that is true, as metrics have. Its
 // state_dict() is called on all ranks, and also before the training, by

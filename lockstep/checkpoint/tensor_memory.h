@@ -12,10 +12,10 @@
 
 namespace lockstep::internal {
 
-// What a tensor is a view of: two tensors with equal ones have the same
-// elements, in the same order. (A row and the whole matrix begin at the same
-// address, and are not equal. Conjugates and negatives are views of the same
-// memory, but have other values.)
+// Identifies the elements of which a tensor is a view: two tensors with equal
+// ones have the same elements, in the same order. (A row and the whole matrix
+// begin at the same address, and are not equal. Conjugates and negatives are
+// views of the same memory, but have other values.)
 using TensorMemory =
     std::tuple<const void*, c10::ScalarType, std::vector<int64_t>,
                std::vector<int64_t>, bool, bool>;

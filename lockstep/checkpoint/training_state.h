@@ -46,11 +46,11 @@ struct TrainingState {
   // The module itself, not its DistributedDataParallel, so that names have no
   // "module." prefix.
   std::shared_ptr<torch::nn::Module> model{};
-  // Null: only the model is saved and restored. A ZeroRedundancyOptimizer needs
-  // a folder of snapshots.
+  // If it is null, only the model is saved and restored. A
+  // ZeroRedundancyOptimizer needs a folder of snapshots.
   torch::optim::Optimizer* optimizer{nullptr};
   // The learning-rate scheduler of this optimizer, which needs `optimizer` to
-  // be set, too. Null: no scheduler is saved and restored.
+  // be set, too. If it is null, no scheduler is saved and restored.
   ResumableScheduler* scheduler{nullptr};
   // The last epoch that has ended, counted from 0; -1 before the first has
   // ended.
@@ -75,8 +75,8 @@ struct TrainingState {
 struct SnapshotOptions {
   // ---- Behaviour ----
 
-  // The ranks that save together. Most programs leave it. Null: the default
-  // group, or this process alone if there is none.
+  // The ranks that save together. Most programs leave it. Null means the
+  // default group, or this process alone if there is none.
   ProcessGroupPtr group{};
 
   // The next two are for folders. How many of the newest snapshots stay after a
@@ -114,23 +114,24 @@ struct LoadSnapshotOptions {
   bool verify{true};
 };
 
-// What load_snapshot() has found; true if it has loaded something.
+// The result of load_snapshot(); true if it has loaded something.
 struct LoadedSnapshot {
   bool found{false};
   // The file, or the folder of the one snapshot, that was loaded.
   std::string path{};
-  // What is wrong with the snapshots in the folder that are newer than the
+  // The errors of the snapshots in the folder that are newer than the
   // loaded one, newest first; one line each, which names file and tensor. Tell
   // the user if it is not empty: the steps since the loaded snapshot are done
   // again.
   std::vector<std::string> skipped{};
-  // What was restored: "model", "optimizer", "scheduler", "generator", and
-  // names of items; what the run has and the snapshot lacks, which kept its
-  // values: also "epochs_run", "step", "sampler_state" and, if the run has
-  // some, "metadata", which files of Lockstep have, and those of other programs
-  // may lack; and what the snapshot has and the run lacks. If the run will
-  // save, rank 0 also warns (TORCH_WARN) of the last two, because such a run
-  // does not go on as it would have, or because its next snapshot lacks a part.
+  // The parts that were restored: "model", "optimizer", "scheduler",
+  // "generator", and names of items; and the parts that the run has and the
+  // snapshot lacks, which kept their values: also "epochs_run", "step",
+  // "sampler_state" and, if the run has some, "metadata", which files of
+  // Lockstep have, and those of other programs may lack; and what the snapshot
+  // has and the run lacks. If the run will save, rank 0 also warns (TORCH_WARN)
+  // of the last two, because such a run does not go on as it would have, or
+  // because its next snapshot lacks a part.
   std::vector<std::string> restored{};
   std::vector<std::string> not_restored{};
   std::vector<std::string> not_used{};
@@ -167,7 +168,7 @@ struct LoadedSnapshot {
 // Returns the path of what was written: `path`, or the snapshot in that folder.
 // If writing fails on a rank, every rank throws: that rank its own error
 // (snapshot.h), the others one that quotes it, which is a SnapshotError, or
-// std::invalid_argument if that rank's is one. What was there before is kept,
+// std::invalid_argument if that rank's is one. The older snapshots are kept,
 // and training may go on.
 std::string save_snapshot(const std::string& path, const TrainingState& state,
                           const SnapshotOptions& options = {});

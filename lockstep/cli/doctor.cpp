@@ -195,7 +195,7 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
       "lockstep doctor [--json] [--nnodes N --rdzv-endpoint HOST[:PORT]]\n"
       "  Looks at this host as a job would: cores, memory, limits, GPUs, "
       "LibTorch,\n  network, clock, and an all-reduce of two ranks. Takes some "
-      "seconds. Each line\n  says what is there and, below, what to do.\n"
+      "seconds. Each line\n  says what was found and, below, what to do.\n"
       "    ok    nothing has to be done\n"
       "    warn  jobs run, but slower, or not all kinds of them\n"
       "    fail  jobs cannot run, or stop with an error\n"

@@ -98,7 +98,7 @@ void add_output_options(CLI::App& run, RunArguments& arguments) {
                      "null is accepted: there is no event log [null]")
       ->group("Output");
   add_spelled_option(run, "--metrics-port", arguments.metrics_port,
-                     "Serve metrics for Prometheus; 0: a free port [none]")
+                     "Serve metrics for Prometheus; 0 for a free port [none]")
       ->group("Output");
   add_spelled_option(run, "--metrics-address", arguments.metrics_address,
                      "Where; other hosts send a token of the job's secret "

@@ -69,7 +69,7 @@ void strip_numbers(RunArguments& arguments);
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);
 
-// What differs in the help of the commands whose nodes meet.
+// The differences in the help of the commands whose nodes meet.
 struct MeetingTexts {
   const char* nnodes;          // what --nnodes says
   const char* join_timeout;    // the default of that value of --rdzv-conf

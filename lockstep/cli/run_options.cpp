@@ -389,8 +389,8 @@ JobMemberOptions job_options(const RunArguments& arguments,
   return job;
 }
 
-// It is no error, as nodes with different numbers of workers may be given the
-// same options.
+// It is not an error, as nodes with different numbers of workers may be given
+// the same options.
 void warn_of_absent_rank(std::string_view option, int highest,
                          int nproc_per_node,
                          std::vector<std::string>& warnings) {

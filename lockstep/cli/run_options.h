@@ -13,7 +13,7 @@
 
 namespace lockstep::internal {
 
-// What `lockstep run` was asked for.
+// The options of `lockstep run`, checked.
 struct RunOptions {
   LocalAgentOptions agent{};
   std::optional<JobMemberOptions> job{};  // if there are several nodes

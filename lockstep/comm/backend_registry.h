@@ -38,14 +38,14 @@ struct BackendEntry {
   std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>
       create;
   // Returns why the backend cannot be used in this build or on this machine,
-  // and what to do about it; an empty string if it can be used. Unset: it can
+  // and what to do about it; an empty string if it can be used. Unset if it can
   // always be used. May throw std::invalid_argument if the environment is
   // wrong.
   std::function<std::string()> missing{};
   // Asks the backend's own launcher (mpirun) for this process's rank and the
   // world size. Called if neither the options nor the environment name a rank,
   // a world size, an address or a store. Blocks until all ranks have come, for
-  // the given time at most. Unset: the backend has no launcher of its own.
+  // the given time at most. Unset if the backend has no launcher of its own.
   std::function<LaunchedWorld(std::chrono::milliseconds)> world{};
   // Whether the backend only pretends that the other ranks exist (fake/): its
   // operations exchange nothing. A world of such backends alone has one

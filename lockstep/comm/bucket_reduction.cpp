@@ -136,7 +136,7 @@ class AllReducedBuckets final : public BucketReduction {
   const ProcessGroupPtr group_;
   const bool alone_;
   IterationWords words_{};
-  std::vector<WorkPtr> works_{};  // null: skipped
+  std::vector<WorkPtr> works_{};  // null if it is skipped
   size_t published_ = 0;
   size_t complete_ = 0;
   double factor_ = 1;

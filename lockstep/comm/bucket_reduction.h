@@ -149,8 +149,8 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
 // way: it only compares the ranks' iterations. In shared memory finish() does
 // so, and abandon() tells peers that wait there; otherwise begin() does if the
 // group compares calls (ProcessGroup::checks_calls()), and else nothing is
-// compared. `on_cpu`: whether the gradients are there; otherwise ranks do not
-// wait for each other in memory. Collective.
+// compared. `on_cpu`: whether the gradients are on the CPU; otherwise ranks do
+// not wait for each other in memory. Collective.
 std::unique_ptr<BucketReduction> make_iteration_check(
     const ProcessGroupPtr& group, bool on_cpu);
 

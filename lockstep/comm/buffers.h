@@ -93,7 +93,7 @@ class Buffers {
     at::Tensor result;  // the values for `tensor`; may be in its own memory
     bool read;
     bool written;
-    int64_t version;  // -1: not watched
+    int64_t version;  // -1 if it is not watched
     uint8_t units;    // as in ElementType
   };
   Entry& add(const at::Tensor& tensor, bool read, bool written);

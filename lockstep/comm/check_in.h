@@ -11,10 +11,10 @@
 
 namespace lockstep::internal {
 
-// What ranks of Lockstep tell each other in the store before their groups are
-// made and after these are destroyed: which ranks have come, and that all agree
-// on the world. Python ranks write no such keys, so they are not checked and
-// not waited for.
+// The messages of ranks of Lockstep to each other in the store before their
+// groups are made and after these are destroyed: which ranks have come, and
+// that all agree on the world. Python ranks write no such keys, so they are not
+// checked and not waited for.
 //
 // Keys, after `prefix` (round_prefix()):
 //   world_size   that of the first rank that came
@@ -66,7 +66,7 @@ class CheckIn {
   void mark_host() const;
   void remember_host() const;
   // Returns false if this is the store of the previous join. Blocks until the
-  // mark is there, for two seconds at most: a Python rank 0 writes none.
+  // mark is set, for two seconds at most: a Python rank 0 writes none.
   bool is_new_host(const Deadline& deadline) const;
 
   // Returns the prefix of the keys of this join's groups, the same on every

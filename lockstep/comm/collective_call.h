@@ -11,7 +11,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/collective_options.h"
 
-// What every operation begins with: the description of the call, and the checks
+// The beginning of every operation: the description of the call, and the checks
 // of its arguments. Internal to comm.
 namespace lockstep::internal {
 
@@ -45,8 +45,9 @@ struct Call {
   // outside this rank has failed. `more` follows its text. The text names the
   // peers that are gone. If there are such peers, or a connection broke, the
   // failure is an echo for the launcher (record.h). A Disagreement, a
-  // std::logic_error and a c10::Error that is no DistError are this rank's own
-  // failures and no echoes. Writes the flight record, and the text says where.
+  // std::logic_error and a c10::Error that is not a DistError are this rank's
+  // own failures and no echoes. Writes the flight record, and the text says
+  // where.
   [[noreturn]] void fail(const Deadline& deadline, const std::exception& error,
                          const std::string& more = {}) const;
 

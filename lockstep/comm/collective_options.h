@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/process_group.h"
 
-// What all collective operations have in common, as in torch.distributed
+// The common rules of all collective operations, as in torch.distributed
 // (PyTorch documentation, "Distributed communication package", Collective
 // functions).
 //
@@ -67,7 +67,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 struct CollectiveOptions {
   // ---- Behaviour ----
 
-  // The ranks that take part. Null: the default group.
+  // The ranks that take part. Null means the default group.
   ProcessGroupPtr group{};
 
   // Whether the operation returns at once, with a Work. Set it to true to

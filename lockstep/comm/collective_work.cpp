@@ -353,12 +353,13 @@ class JoinedWorks final : public Work {
   std::vector<WorkPtr> works_;
 };
 
-// What a rank tells the others about its call. `function`, the function of the
-// library that the user called, is only for the message and is not compared: a
-// reduction that one rank left out in backward() is done in its next forward().
+// The description of its call that a rank gives the others. `function`, the
+// function of the library that the user called, is only for the message and is
+// not compared: a reduction that one rank left out in backward() is done in its
+// next forward().
 struct Told {
   Agreed agreed;
-  std::string function;  // empty: there is none
+  std::string function;  // empty if there is none
 
   std::string words() const {
     return function.empty() ? agreed.text : function + ", at " + agreed.text;

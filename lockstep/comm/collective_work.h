@@ -12,7 +12,7 @@
 // Internal to comm.
 namespace lockstep::internal {
 
-// What all ranks must agree on.
+// The values on which all ranks must agree.
 struct Agreed {
   std::string text;  // the same on all: "SUM, Float [2, 3]"
   // How many elements go to each rank, and come from each rank; empty if the

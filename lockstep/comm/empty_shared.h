@@ -7,7 +7,7 @@
 namespace lockstep {
 
 // Returns an uninitialised, contiguous tensor in memory that the ranks of
-// `group` (none: the default group) read and write directly, so that
+// `group` (none means the default group) read and write directly, so that
 // collectives need not copy it in and out. That pays for tensors that are
 // reduced again and again, from about 100 KiB on. Every operation takes it like
 // any other tensor, and so do the collectives of other groups; views of it are

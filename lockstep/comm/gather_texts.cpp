@@ -13,7 +13,7 @@ constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{5'000};
 constexpr std::chrono::seconds kTellTime{1};
 
-// Returns the global ranks of the members that are not there, "2, 5".
+// Returns the global ranks of the members that have not come, "2, 5".
 std::string absent(const StoreMembers& members,
                    const std::vector<std::string>& keys) {
   std::string ranks;

@@ -30,7 +30,7 @@ struct StoreMembers {
 // Writes `text` to the store for this rank. Returns the texts of all members,
 // in their order. The keys are `prefix` and the number of the member; they must
 // be new, and they stay in the store. It needs no backend: before a backend
-// connects its ranks, this finds out which are there.
+// connects its ranks, this finds out which have come.
 //
 // Blocks until all have come or the deadline has passed; a rank that comes in
 // the last moment counts. Asks the store again and again, because LibTorch

@@ -76,7 +76,7 @@ class HostSharing {
   ~HostSharing() = default;
 };
 
-// Returns this interface of the CPU backend of `group` (none: the default
+// Returns this interface of the CPU backend of `group` (none means the default
 // group), or nullptr if the group's ranks are on several hosts or the backend
 // has no shared memory; that is the same on all ranks. The backend owns it, so
 // it must not be used for longer than the group.

@@ -167,8 +167,8 @@ milliseconds checked_timeout(const char* function,
 // For a child process that was forked after init_process_group(): it owns
 // nothing here. What `w` holds is leaked, because the destructors would wait
 // for threads of the parent.
-void forsake(World& w) {
-  struct Forsaken {
+void abandon_world(World& w) {
+  struct Abandoned {
     ProcessGroupPtr group;
     std::optional<internal::Rendezvous> meeting;
     c10::intrusive_ptr<c10d::Store> store;
@@ -177,12 +177,12 @@ void forsake(World& w) {
     std::vector<ProcessGroupPtr> subgroups;
     std::vector<ProcessGroupPtr> aborted;
   };
-  (void)std::make_unique<Forsaken>(
-      Forsaken{std::exchange(w.group, nullptr),
-               std::exchange(w.meeting, std::nullopt), std::move(w.store),
-               std::exchange(w.life_signs, nullptr),
-               std::exchange(w.status, nullptr), std::move(w.subgroups),
-               std::move(w.aborted)})
+  (void)std::make_unique<Abandoned>(
+      Abandoned{std::exchange(w.group, nullptr),
+                std::exchange(w.meeting, std::nullopt), std::move(w.store),
+                std::exchange(w.life_signs, nullptr),
+                std::exchange(w.status, nullptr), std::move(w.subgroups),
+                std::move(w.aborted)})
       .release();
   w.store.reset();
   w.subgroups.clear();
@@ -202,14 +202,14 @@ std::string failed_peers_if_known() {
 }
 
 enum class Leaving {
-  in_peace,  // waits for pending operations and for the peers
-  failed,    // does not wait for the peers
-  aborted,   // makes pending operations fail, too
+  normal,   // waits for pending operations and for the peers
+  failed,   // does not wait for the peers
+  aborted,  // makes pending operations fail, too
 };
 
 // Ends the default group and all others on this rank.
 void end_world(std::unique_lock<std::mutex> lock, World& w, Leaving leaving) {
-  if (is_foreign(w)) return forsake(w);
+  if (is_foreign(w)) return abandon_world(w);
   // Destructors run outside the lock: they may wait for pending operations.
   auto released = std::exchange(w.subgroups, {});
   released.push_back(std::exchange(w.group, nullptr));
@@ -228,7 +228,7 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, Leaving leaving) {
     for (const auto& each : released) each->abort();
   }
   status.reset();
-  if (leaving != Leaving::in_peace) {
+  if (leaving != Leaving::normal) {
     life_signs->leave(internal::LifeSigns::End::failed);
     for (const auto& each : released) each->close();
     return;
@@ -300,8 +300,8 @@ internal::Rendezvous meet(const std::string& backend,
   return internal::rendezvous(options, internal::python_may_join(backend));
 }
 
-// What a new group is made from, copied out of World: making a group waits for
-// its members, and World must not be locked meanwhile.
+// The parts of which a new group is made, copied out of World: making a group
+// waits for its members, and World must not be locked meanwhile.
 struct Origin {
   std::string number;  // the name that Python would give the group
   c10::intrusive_ptr<c10d::Store> store;
@@ -411,8 +411,8 @@ ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
   return group;
 }
 
-// What a rank of `parent` gets that is in none of `sets`, which are ranks of
-// `parent`.
+// The result for a rank of `parent` that is in none of `sets`, which are ranks
+// of `parent`.
 ProcessGroupPtr not_a_member(const ProcessGroup& parent,
                              const std::vector<std::vector<int>>& sets) {
   std::string of;
@@ -467,12 +467,13 @@ void require_disjoint(const char* function,
   }
 }
 
-// What init_process_group() does once this process has its place.
+// The part of init_process_group() that follows once this process has its
+// place.
 ProcessGroupGuard join_world(const std::string& backend,
                              const InitProcessGroupOptions& given) {
   World& w = world();
   std::lock_guard lock(w.mutex);
-  if (is_foreign(w)) forsake(w);
+  if (is_foreign(w)) abandon_world(w);
   if (w.group) {
     throw std::invalid_argument(
         "init_process_group was called twice; call destroy_process_group() "
@@ -571,16 +572,15 @@ ProcessGroupGuard::~ProcessGroupGuard() {
   std::unique_lock lock(w.mutex);
   if (w.group != group_) return;
   group_.reset();
-  const bool in_peace = std::uncaught_exceptions() <= exceptions_at_start_;
-  if (!in_peace && !is_foreign(w)) {
+  const bool normally = std::uncaught_exceptions() <= exceptions_at_start_;
+  if (!normally && !is_foreign(w)) {
     internal::note_failure(
         internal::FailureKind::cause_without_words,
         "an exception left the scope of the process group's guard; its text "
         "is known only where it is caught (run main() in lockstep::record() "
         "to have it here)");
   }
-  end_world(std::move(lock), w,
-            in_peace ? Leaving::in_peace : Leaving::aborted);
+  end_world(std::move(lock), w, normally ? Leaving::normal : Leaving::aborted);
 }
 
 ProcessGroupGuard init_process_group(const std::string& backend,
@@ -608,7 +608,7 @@ void destroy_process_group(ProcessGroupPtr group) {
     group.reset();
     return end_world(
         std::move(lock), w,
-        std::uncaught_exceptions() == 0 ? Leaving::in_peace : Leaving::failed);
+        std::uncaught_exceptions() == 0 ? Leaving::normal : Leaving::failed);
   }
   if (std::erase(w.subgroups, group) == 0) {
     throw std::invalid_argument("destroy_process_group: group '" +

@@ -156,10 +156,10 @@ bool is_initialized();
 // The default group. Throws std::runtime_error if there is none.
 ProcessGroupPtr default_group();
 
-// Return the rank of this process in `group` (none: the default group), and the
-// group's size. Throw std::runtime_error if no group is given and the default
-// group is not initialised, and std::invalid_argument if this rank is not a
-// member of `group`.
+// Return the rank of this process in `group` (none means the default group),
+// and the group's size. Throw std::runtime_error if no group is given and the
+// default group is not initialised, and std::invalid_argument if this rank is
+// not a member of `group`.
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
@@ -188,11 +188,11 @@ struct NewGroupOptions {
   std::string backend{};
 };
 
-// Makes a group of `ranks` of the default group, in ascending order (none: all
-// of them). Every rank of the default group must call this in the same order,
-// whether it is a member or not. On a rank that is not a member it returns a
-// handle that is false as a condition, and that throws std::invalid_argument
-// wherever it is used (ProcessGroupPtr):
+// Makes a group of `ranks` of the default group, in ascending order (none means
+// all of them). Every rank of the default group must call this in the same
+// order, whether it is a member or not. On a rank that is not a member it
+// returns a handle that is false as a condition, and that throws
+// std::invalid_argument wherever it is used (ProcessGroupPtr):
 //
 //   if (auto group = new_group({0, 1})) all_reduce(x, {.group = group});
 //
@@ -218,7 +218,7 @@ ProcessGroupPtr new_subgroups(int group_size,
 struct SplitGroupOptions {
   // ---- Behaviour ----
 
-  // The group to divide. Null: the default group.
+  // The group to divide. Null means the default group.
   ProcessGroupPtr parent{};
 
   // As in NewGroupOptions. Default: none and empty, which are those of the
@@ -236,7 +236,7 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
 
 namespace internal {
 
-// What every function that takes a group works with. Returns `given`, or the
+// Finds the group with which a function works. Returns `given`, or the
 // default group if it is null. Throws what default_group() throws, and
 // std::invalid_argument if this rank is not a member of `given`.
 ProcessGroupPtr group_or_default(ProcessGroupPtr given);

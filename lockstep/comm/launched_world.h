@@ -5,8 +5,8 @@
 
 namespace lockstep::internal {
 
-// What a process is told, without any environment, by a launcher that has its
-// own means of communication (mpirun). Internal to comm.
+// The world of a process, as it is described, without any environment, by a
+// launcher that has its own means of communication (mpirun). Internal to comm.
 struct LaunchedWorld {
   int rank;
   int size;

@@ -19,7 +19,7 @@ namespace lockstep::internal {
 // (docs/internals/launcher.md, "The workers' store"). Has what TCPStore has,
 // without queues and listKeys().
 //
-// Each call has until the store's timeout (zero: for ever). Throws
+// Each call has until the store's timeout (zero means for ever). Throws
 // c10::DistStoreError if a key does not come in time, StoreRefusal if the store
 // refuses a call, and c10::DistNetworkError, in one line, if the agent has
 // ended or does not answer.

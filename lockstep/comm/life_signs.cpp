@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/ending_words.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 #include "lockstep/comm/shm/protocol/handshake_note.h"
@@ -24,7 +25,7 @@ namespace {
 // A rank that has not joined yet is looked for in the store this often.
 constexpr std::chrono::milliseconds kBetweenQuestions{100};
 
-// What is appended to the name of a rank that has left.
+// Suffixes of the name of a rank that has left.
 constexpr const char* kLeft = "-left";
 constexpr const char* kFailed = "-failed";
 
@@ -67,14 +68,14 @@ FileDescriptor named_socket(const std::string& name) {
   return socket;
 }
 
-const char* words_of(LifeSigns::End end) {
+std::string_view words_of(LifeSigns::End end) {
   switch (end) {
     case LifeSigns::End::left:
-      return "has left the group";
+      return EndingWords::left;
     case LifeSigns::End::failed:
-      return "left because of an error";
+      return EndingWords::left_in_error;
     default:
-      return "died";
+      return EndingWords::died;
   }
 }
 
@@ -198,7 +199,7 @@ std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
          .end = *peer.end,
          .words = rank == 0 && rank_zero_has_store_ && *peer.end == End::died
                       ? "died or left, and the store with it"
-                      : words_of(*peer.end)});
+                      : std::string(words_of(*peer.end))});
   }
   return all;
 }
@@ -232,7 +233,8 @@ void LifeSigns::leave(End end) {
   if (!socket_) return;
   if (end != End::died) {
     try {
-      farewell_ = named_socket(name_ + (end == End::left ? kLeft : kFailed));
+      ended_socket_ =
+          named_socket(name_ + (end == End::left ? kLeft : kFailed));
       // Peers may look after this process has ended, so the store says it, too.
       if (!store_failed_) {
         store_->set(key(rank_), end == End::left ? "left" : "failed");

@@ -37,7 +37,7 @@ class LifeSigns {
   enum class End {
     died,    // its process ended without a word
     failed,  // it left because of an error
-    left,    // it left in peace
+    left,    // it left normally
   };
   struct Gone {
     int rank;
@@ -78,7 +78,7 @@ class LifeSigns {
  private:
   using Clock = std::chrono::steady_clock;
   struct Peer {
-    std::string socket{};  // empty: not known yet
+    std::string socket{};  // empty if it is not known yet
     bool unknowable = false;
     std::optional<End> end{};
     Clock::time_point asked{};  // when the store was asked for `socket`
@@ -98,9 +98,9 @@ class LifeSigns {
   const ProcessMark made_in_;
   std::mutex mutex_;
   FileDescriptor socket_;
-  FileDescriptor farewell_;  // bound to the name with "-left" or "-failed"
+  FileDescriptor ended_socket_;  // bound to the name with "-left" or "-failed"
   std::string name_;
-  std::string identity_;  // of this host; empty: it has none
+  std::string identity_;  // of this host; empty if it has none
   std::vector<Peer> peers_;
   bool store_failed_ = false;
 };

@@ -59,8 +59,8 @@ const char* obstacle(const Object& object, int depth = 1) {
   return nullptr;
 }
 
-// What one operation needs: its errors, and the options of the collectives that
-// it consists of.
+// The parts of one operation: its errors, and the options of the collectives
+// that it consists of.
 struct ObjectCall {
   ObjectCall(const char* name, const ObjectOptions& options)
       : call(name, options.group, options.timeout),

@@ -17,7 +17,7 @@ std::string mebibytes(uint64_t bytes) {
   return std::to_string(bytes >> 20) + " MiB";
 }
 
-// Returns a field of /proc/self/status in bytes, 0 if it is not there.
+// Returns a field of /proc/self/status in bytes, 0 if it does not exist.
 uint64_t status_bytes(std::string_view field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -17,14 +17,15 @@ namespace lockstep::internal {
 struct CommsCall {
   const char* operation;  // "all_reduce"; profilers get c10d's name of it
   const ProcessGroup& group;
-  uint64_t number = 0;  // of the collective; 0: a message
+  uint64_t number = 0;  // of the collective; 0 for a message
   int peer = -1;        // root or peer, as a rank of the default group, or -1
   bool async_op = false;
   at::ScalarType dtype = at::kByte;
   // How many elements this rank gives, and how many it gets.
   int64_t in_elements = 0;
   int64_t out_elements = 0;
-  // How many elements go to each rank and come from each; empty: equally many.
+  // How many elements go to each rank and come from each; empty means equally
+  // many.
   std::vector<int64_t> in_splits{};
   std::vector<int64_t> out_splits{};
   std::vector<at::Tensor> inputs{};

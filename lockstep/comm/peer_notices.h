@@ -4,13 +4,13 @@
 
 namespace lockstep::internal {
 
-// What a backend whose ranks share memory can tell its peers, and tell about
-// them, beyond c10d. Internal to comm; found by dynamic_cast.
+// Notices that a backend whose ranks share memory can give its peers, and have
+// of them, beyond c10d. Internal to comm; found by dynamic_cast.
 class PeerNotices {
  public:
   virtual ~PeerNotices() = default;
 
-  // Returns the peers that did not leave in peace, "rank 3 died; rank 2 failed:
+  // Returns the peers that did not leave normally, "rank 3 died; rank 2 failed:
   // ..."; of a peer that failed because of another rank the words about that
   // rank; empty if all are well. Any thread may call; makes a system call.
   virtual std::string departures() const = 0;

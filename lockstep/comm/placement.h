@@ -19,7 +19,7 @@ struct Replicate {};
 
 // Each rank has a part: some indices of dimension `dim`, in the order of ranks.
 struct Shard {
-  // Negative: counted from the last dimension.
+  // A negative one counts from the last dimension.
   int64_t dim{0};
 
   // The size of dimension `dim` of the whole tensor; give it if the ranks
@@ -36,15 +36,16 @@ struct Own {};
 
 using Placement = std::variant<Replicate, Shard, Own>;
 
-// Says how the ranks of `group` (null: the default group) share `tensor`, a
-// parameter or buffer, in place of what was said before. Without this all ranks
-// are taken to have the same tensor: clip_grad_norm_() would give each rank the
-// norm of its own part, and a snapshot would hold the part of one rank. With it
-// they, GradScaler, snapshots, full_state_dict() and verify_replicated() work
-// as for the layers of tensor parallelism: on the whole model. What takes its
-// tensors for replicas (DistributedDataParallel, FullyShard,
-// ZeroRedundancyOptimizer, model averagers, JoinedOptimizer) refuses parameters
-// of which the ranks of its group have parts, and leaves such buffers alone.
+// Says how the ranks of `group` (null means the default group) share `tensor`,
+// a parameter or buffer, in place of what was said before. Without this all
+// ranks are taken to have the same tensor: clip_grad_norm_() would give each
+// rank the norm of its own part, and a snapshot would hold the part of one
+// rank. With it they, GradScaler, snapshots, full_state_dict() and
+// verify_replicated() work as for the layers of tensor parallelism: on the
+// whole model. What takes its tensors for replicas (DistributedDataParallel,
+// FullyShard, ZeroRedundancyOptimizer, model averagers, JoinedOptimizer)
+// refuses parameters of which the ranks of its group have parts, and leaves
+// such buffers alone.
 //
 //   struct Experts : torch::nn::Module {
 //     explicit Experts(int rank)

@@ -44,7 +44,7 @@ inline constexpr int kAnySource = -1;
 struct PointToPointOptions {
   // ---- Behaviour ----
 
-  // Null: the default group.
+  // Null means the default group.
   ProcessGroupPtr group{};
 
   // The receive with the same tag gets the message; 0 to kMaxTag. Set it if
@@ -84,7 +84,7 @@ struct P2POp {
   Kind op;
   at::Tensor tensor;
   int peer;                 // of the default group; not kAnySource
-  ProcessGroupPtr group{};  // none: the default group; the same in all
+  ProcessGroupPtr group{};  // none means the default group; the same in all
   int tag{0};
 };
 

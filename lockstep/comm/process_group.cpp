@@ -57,7 +57,7 @@ void ProcessGroup::refuse_in_child() const {
 std::string ProcessGroup::failed_peers() const {
   std::vector<internal::LifeSigns::Gone> gone;
   if (life_signs_) gone = life_signs_->gone_for_good(global_ranks_);
-  // Whether a rank that left in peace is missed is for the backend to judge: it
+  // Whether a rank that left normally is missed is for the backend to judge: it
   // may have given all that its peers need.
   std::string words = internal::words_of(gone);
   if (closed_) return words;

@@ -304,7 +304,7 @@ void refuse_unknown_task() {
     if (size && *size > 1) {
       throw std::invalid_argument(
           std::string(name) + " is " + std::to_string(*size) +
-          ", but this process is no task that srun or mpirun started, and "
+          ", but this process is not a task that srun or mpirun started, and "
           "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; start "
           "the program with srun, mpirun or `lockstep run`, or export them for "
           "each task");

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// The signal for which all ranks stop; 0: none.
+// The signal for which all ranks stop; 0 if there is none.
 std::atomic<int> agreed_stop{0};
 
 }  // namespace

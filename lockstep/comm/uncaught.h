@@ -7,8 +7,8 @@
 namespace lockstep::internal {
 
 // Says which rank this process is, and which function returns the peers that
-// this rank knows to be gone ("rank 3 died"; empty: none). The function is
-// called while the process ends, so it must wait for no lock.
+// this rank knows to be gone ("rank 3 died"; empty if there is none). The
+// function is called while the process ends, so it must wait for no lock.
 void identify_process(int rank, std::string (*failed_peers)());
 
 // From here on an exception that nobody catches is written for the launcher and

@@ -89,8 +89,8 @@ bool WatchedStore::check(const std::vector<std::string>& keys) {
   try {
     look();
   } catch (const PeerGone&) {
-    // What a rank wrote before it went is in the store by now, so look once
-    // more.
+    // A value that the rank wrote before it went is in the store by now, so
+    // look once more.
     if (asked([&] { return store_->check(keys); })) return true;
     throw;
   }

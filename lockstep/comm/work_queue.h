@@ -68,11 +68,12 @@ class WorkQueue {
   // throws what `operation` throws. `operation` must end by itself `timeout`
   // after this call at the latest.
   //
-  // The work: wait() blocks for the time that it is given (none: to the end)
-  // and throws c10::DistBackendError when that is over; it may be repeated. If
-  // that time is no shorter than `timeout`, wait() blocks a little longer, so
-  // that the operation's own error, which knows more, comes first. sourceRank()
-  // is -1. `results` (CPU tensors) are what result() and the future give.
+  // The work: wait() blocks for the time that it is given (none means to the
+  // end) and throws c10::DistBackendError when that is over; it may be
+  // repeated. If that time is not shorter than `timeout`, wait() blocks a
+  // little longer, so that the operation's own error, which knows more, comes
+  // first. sourceRank() is -1. `results` (CPU tensors) are what result() and
+  // the future give.
   c10::intrusive_ptr<c10d::Work> enqueue(int rank, c10d::OpType type,
                                          std::chrono::milliseconds timeout,
                                          std::vector<at::Tensor> results,

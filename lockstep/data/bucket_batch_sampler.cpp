@@ -255,7 +255,7 @@ BatchList BucketBatchSampler::begin_pass() {
     list.ends.push_back(list.indices.size());
     positions_.push_back(step.end);
   }
-  // What drop_last leaves out counts as consumed with the last batch.
+  // Samples that drop_last leaves out count as consumed with the last batch.
   if (options_.drop_last) {
     if (positions_.empty()) {
       state_.move_to(dataset_size());

@@ -46,10 +46,10 @@ struct BucketBatchSamplerOptions {
   std::optional<int64_t> num_replicas{};
   std::optional<int64_t> rank{};
 
-  // What happens with the fewer samples of a smaller step if the number of
-  // ranks does not divide them. True: some are repeated, so that every rank has
-  // a batch of the same size. False: each sample is visited once, and ranks may
-  // differ by a sample, or by a whole batch in each bucket; see
+  // Decides about the fewer samples of a smaller step if the number of ranks
+  // does not divide them. If it is true, some are repeated, so that every rank
+  // has a batch of the same size. If it is false, each sample is visited once,
+  // and ranks may differ by a sample, or by a whole batch in each bucket; see
   // DistributedSamplerOptions. Default: true.
   bool pad{true};
 };

@@ -53,9 +53,9 @@ struct DataLoaderOptions {
 
   // ---- Performance ----
 
-  // Threads that fetch batches ahead. 0: the thread of the loop fetches each
-  // batch when the loop asks for it. Raise it if the loop waits for data; the
-  // dataset must then allow calls from several threads. Default: 0.
+  // Threads that fetch batches ahead. With 0 the thread of the loop fetches
+  // each batch when the loop asks for it. Raise it if the loop waits for data;
+  // the dataset must then allow calls from several threads. Default: 0.
   int64_t num_workers{0};
 
   // Batches fetched ahead for each worker, so num_workers * prefetch_factor in
@@ -73,7 +73,7 @@ struct DataLoaderOptions {
 
   // The longest time that the loop waits for one batch from the workers; then
   // it throws std::runtime_error. Set it if the dataset may get stuck. More
-  // than 0, and only with workers. Default: none, which is no limit.
+  // than 0, and only with workers. Default: none, which means no limit.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 
@@ -81,7 +81,7 @@ namespace internal {
 
 // Throws std::invalid_argument if `options` are out of range, or if the sampler
 // (`batches`, if it is not null) was made for another size of dataset than
-// `dataset_size` (none: the dataset does not know it). Warns if a pass has no
+// `dataset_size` (none if the dataset does not know it). Warns if a pass has no
 // batches.
 void check_loader(const DataLoaderOptions& options, const Sampler* sampler,
                   const SamplerOfBatches* batches,
@@ -210,7 +210,7 @@ class DataLoader {
   DataLoader(Dataset& dataset, Other&, DataLoaderOptions = {}, Collate = {})
       : DataLoader(dataset, internal::refuse_sampler<Other>()) {}
 
-  // What the compiler says of an option that there is not: a few lines, with
+  // The compiler's error for an option that does not exist: a few lines, with
   // "no such option", and not each constructor. So do other classes.
   template <class = void>
   DataLoader(Dataset&, Sampler&, ...) = delete;  // no such option

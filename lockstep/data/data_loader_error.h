@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// What the loop over a DataLoader throws if the dataset, or the function that
-// collates, has thrown. It says at which samples; the exception itself is
+// The exception of the loop over a DataLoader if the dataset, or the function
+// that collates, has thrown. It says at which samples; the exception itself is
 // nested:
 //
 //   try {

@@ -10,7 +10,7 @@ namespace lockstep::internal {
 // Throws std::invalid_argument.
 [[noreturn]] void throw_without_size();
 
-// What a sampler takes instead of a number: a dataset, by its size().
+// A dataset, by its size(), where a sampler takes a number.
 template <class D>
 concept KnowsSize = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<std::optional<size_t>>;

@@ -152,7 +152,7 @@ class HeldDataset {
   mutable D dataset_;
 };
 
-// What a dataset gives for one number.
+// The sample that a dataset gives for one number.
 template <class D>
 using SampleOf =
     std::remove_cvref_t<decltype(std::declval<const HeldDataset<D>&>().get(

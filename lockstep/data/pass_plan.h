@@ -42,8 +42,8 @@ class PassPlan {
   }
 
   std::vector<size_t> indices_;
-  std::vector<size_t> ends_;  // none: all batches have batch_size_
-  std::vector<int64_t> places_of_indices_;  // none: as in places_
+  std::vector<size_t> ends_;  // none if all batches have batch_size_
+  std::vector<int64_t> places_of_indices_;  // none if they are as in places_
   PassPlaces places_;
   int64_t epoch_ = 0;
   size_t batch_size_ = 0;

@@ -11,7 +11,7 @@ namespace lockstep {
 // at place `first + i * stride`. The places of a sample stay the same when the
 // epoch is resumed by another number of ranks.
 struct PassPlaces {
-  // None: the loader numbers its passes instead, from 0 on.
+  // If it is none, the loader numbers its passes, from 0 on.
   std::optional<int64_t> epoch{};
   int64_t first{0};
   int64_t stride{1};

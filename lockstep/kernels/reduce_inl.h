@@ -153,7 +153,7 @@ HWY_NOINLINE void reduce_vectors(const ReduceCall& call, size_t count) {
       .run(count, call.stores);
 }
 
-// What most operations have in common: nothing to prepare or to finish.
+// The base of most operations: nothing to prepare or to finish.
 struct PlainOp {
   explicit PlainOp(size_t) {}
   template <class V>

@@ -92,7 +92,7 @@ bool tells_text(SpawnReport::State state) {
          state == State::astray;
 }
 
-// What a failure is likely to be, the most telling first. Processes that a
+// The likely kinds of a failure, the most telling first. Processes that a
 // failure takes along fail too. They may even end sooner than its cause: when
 // an exception leaves fn, fn's variables are destroyed, and connections closed,
 // before the exception can be reported.
@@ -266,8 +266,8 @@ void SpawnProcesses::wait(const std::optional<Deadline>& deadline, bool any) {
       // poll() ignores an entry without a descriptor.
       if (process.pidfd() < 0) allowed = std::min(allowed, kAskAgain.count());
     }
-    // EINTR is no error here: a handler of the user has run, and the loop waits
-    // on.
+    // EINTR is not an error here: a handler of the user has run, and the loop
+    // waits on.
     ::poll(entries.data(), entries.size(),
            static_cast<int>(std::min<int64_t>(allowed, INT_MAX)));
   }

@@ -27,8 +27,8 @@ struct SpawnCall {
   std::string describe() const;  // "spawn() at train.cpp:20"
 };
 
-// What LOCKSTEP_SPAWN tells a spawned process. A process that this one starts
-// in turn inherits the variable, but ignores it, as it is not a child of
+// The value of LOCKSTEP_SPAWN for a spawned process. A process that this one
+// starts in turn inherits the variable, but ignores it, as it is not a child of
 // `parent`.
 struct SpawnAssignment {
   static constexpr const char* kVariable = "LOCKSTEP_SPAWN";

@@ -10,10 +10,10 @@
 
 namespace lockstep::internal {
 
-// What a spawned process reports to the process that started it: how far it
+// The report of a spawned process to the process that started it: how far it
 // came, and the exception that left fn. The report lies in a file without a
 // name (memfd), which the spawned process inherits. So writing never blocks, no
-// reader has to be there meanwhile, and the report outlives the process that
+// reader has to wait meanwhile, and the report outlives the process that
 // wrote it.
 //
 //   int64  state, int64  nanoseconds of the steady clock, then text

@@ -32,7 +32,7 @@ class Accuracy final : public Metric {
   void update(const at::Tensor& predicted, const at::Tensor& target);
 
   // Returns a number from 0 to 1. Collective. Throws std::invalid_argument if a
-  // target, compared with scores, was no class.
+  // target, compared with scores, was not a class.
   double compute() const;
 
  private:

@@ -22,7 +22,7 @@ bool has_labels(const at::Tensor& predicted, const at::Tensor& target);
 void check_labels(const char* metric, const at::Tensor& predicted,
                   const at::Tensor& target);
 
-// Throws std::invalid_argument: `count` labels of all ranks are no classes.
+// Throws std::invalid_argument: `count` labels of all ranks are not classes.
 [[noreturn]] void refuse_labels(const char* metric, double count,
                                 const char* allowed, int64_t ignore_index);
 

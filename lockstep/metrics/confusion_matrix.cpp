@@ -19,7 +19,7 @@ int64_t checked_classes(int64_t classes) {
 
 }  // namespace
 
-// The last sum counts labels that are no classes.
+// The last sum counts labels that are not classes.
 ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
     : Metric("metrics::ConfusionMatrix::compute()",
              "ConfusionMatrix(num_classes=" +
@@ -52,7 +52,8 @@ void ConfusionMatrix::update(const at::Tensor& predicted,
   };
   const at::Tensor counts = targets != options_.ignore_index;
   const at::Tensor valid = in_range(targets) & in_range(labels);
-  // A label that is no class has a place of its own, so no value is looked at.
+  // A label that is not a class has a place of its own, so no value is looked
+  // at.
   const at::Tensor place =
       at::where(valid, targets * classes + labels, classes * classes);
   sums_on(targets.device()).index_add_(0, place, counts.to(at::kDouble));

@@ -30,7 +30,7 @@ class ConfusionMatrix final : public Metric {
 
   // Returns the counts: int64 [num_classes, num_classes] on the CPU; the row is
   // the target, the column the prediction. Collective. Throws
-  // std::invalid_argument if a target or label was no class.
+  // std::invalid_argument if a target or label was not a class.
   at::Tensor compute() const;
 
  private:

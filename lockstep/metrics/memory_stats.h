@@ -3,7 +3,7 @@
 #include <cstdint>
 
 // The bytes of this process's tensors on the CPU, counted where they are
-// allocated. Resident memory (ru_maxrss) is no measure of that: it has the
+// allocated. Resident memory (ru_maxrss) is not a measure of that: it has the
 // libraries, what malloc keeps, and the pages of peers. The names are those of
 // torch.cuda (PyTorch documentation, "Memory management"); on the CPU Python
 // has no such functions.

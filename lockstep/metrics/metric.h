@@ -40,8 +40,8 @@ namespace lockstep::metrics {
 // pads gives some samples twice, which its option pad = false avoids.
 //
 // update() throws std::invalid_argument for tensors whose shape or dtype does
-// not fit; what it can know only by looking at the values (a label that is no
-// class) is thrown by compute(), on every rank. compute() throws
+// not fit; what it can know only by looking at the values (a label that is not
+// a class) is thrown by compute(), on every rank. compute() throws
 // std::invalid_argument on every rank if the ranks compute metrics of different
 // kinds or with different options, with equally many sums; with another number
 // of sums, the backend reports it (collective_options.h). Two metrics of one
@@ -50,7 +50,7 @@ namespace lockstep::metrics {
 struct MetricOptions {
   // ---- Behaviour ----
 
-  // The ranks whose samples count. Null: the default group.
+  // The ranks whose samples count. Null means the default group.
   ProcessGroupPtr group{};
 };
 

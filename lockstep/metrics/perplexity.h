@@ -27,11 +27,12 @@ class Perplexity final : public Metric {
   void update(const at::Tensor& logits, const at::Tensor& target);
   // Takes the mean negative log-likelihood of `tokens` tokens, such as the loss
   // of cross_entropy, and the number of those that count; this is quicker if
-  // the loss is there already. `loss` has one element. 0 tokens leave it out.
+  // the loss was computed already. `loss` has one element. 0 tokens leave it
+  // out.
   void update(const at::Tensor& loss, int64_t tokens);
 
   // Returns a number of 1 or more. Collective. Throws std::invalid_argument if
-  // a target, compared with logits, was no class.
+  // a target, compared with logits, was not a class.
   double compute() const;
 
  private:

@@ -63,7 +63,7 @@ class BackgroundFiles {
   // and no earlier call has returned; "" if there is none. It is cheap.
   std::string take_notice();
 
-  // What waits, in bytes, and whether the thread could not write it and tries
+  // The bytes that wait, and whether the thread could not write them and tries
   // again.
   struct Backlog {
     size_t bytes;

@@ -7,9 +7,9 @@
 
 namespace lockstep::internal {
 
-// What must be added to a time of this rank's clock to get the time of the
-// clock of the group's rank 0, and the most by which that may be wrong. In
-// nanoseconds; both are 0 on rank 0.
+// The difference that must be added to a time of this rank's clock to get the
+// time of the clock of the group's rank 0, and the most by which that may be
+// wrong. In nanoseconds; both are 0 on rank 0.
 struct ClockOffset {
   int64_t offset_ns = 0;
   int64_t uncertainty_ns = 0;

@@ -184,9 +184,10 @@ class MetricsLogger::Impl {
         options_{.most_records = 1000, .interval = options.flush_secs} {
     // Before anything is read, which could last for ever.
     if (fs::exists(path) && !fs::is_regular_file(path)) {
-      throw std::invalid_argument("the log \"" + path +
-                                  "\" is no regular file, so that it cannot be "
-                                  "read or replaced; name a file");
+      throw std::invalid_argument(
+          "the log \"" + path +
+          "\" is not a regular file, so that it cannot be "
+          "read or replaced; name a file");
     }
     const fs::path folder = fs::path(path).parent_path();
     if (!folder.empty()) fs::create_directories(folder);

@@ -14,7 +14,7 @@ namespace lockstep {
 struct MetricsLoggerOptions {
   // ---- Behaviour ----
 
-  // Whether a file that is there already is emptied. Default: false, rows are
+  // Whether an existing file is emptied. Default: false, rows are
   // appended to it, so that a training that is started again goes on; call
   // resume(), or let a snapshot do so, or a step that it trains again is in the
   // file twice.

@@ -88,8 +88,9 @@ class Profiler::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  // What LibTorch needs to end a trace is destroyed with the thread that
-  // records: in the main thread before the static variables. So does this.
+  // The objects that LibTorch needs to end a trace are destroyed with the
+  // thread that records: in the main thread before the static variables. So
+  // does this.
   static void end_with_thread() {
     State* state = running;
     if (state && state->thread_ == std::this_thread::get_id()) {

@@ -89,7 +89,7 @@ struct ProfilerOptions {
 // profiler is destroyed, then the profiler does what its destructor does at
 // the thread's end. For the main thread this is at the return from main() and
 // at std::exit(), so a static Profiler writes its trace, too. A process that
-// was forked off while the profiler was there writes nothing.
+// was forked off while the profiler existed writes nothing.
 class Profiler {
  public:
   // Throws std::invalid_argument if the schedule is out of range or the folder

@@ -17,7 +17,7 @@ struct ProfilerSchedule {
   int64_t warmup{1};
   // Default: 1. One or more.
   int64_t active{1};
-  // How many cycles there are. Default: 0, which is no limit.
+  // How many cycles there are. Default: 0, which means no limit.
   int64_t repeat{0};
   // Default: 0. Zero or more.
   int64_t skip_first{0};
@@ -25,7 +25,7 @@ struct ProfilerSchedule {
   bool skip_first_wait{false};
 };
 
-// What a Profiler does in one step; torch.profiler.ProfilerAction.
+// The action of a Profiler in one step; torch.profiler.ProfilerAction.
 enum class ProfilerAction {
   none,
   warmup,

@@ -18,7 +18,7 @@ struct ProgressBarOptions {
 
   // Text in front of the bar, such as "Epoch 3".
   std::string description{};
-  // What update() counts.
+  // The unit that update() counts.
   std::string unit = "it";
   // How much an earlier run has done; it counts as done, but not for the rate.
   int64_t initial = 0;
@@ -35,7 +35,7 @@ struct ProgressBarOptions {
 
   // How often a terminal is written.
   std::chrono::milliseconds min_interval{100};
-  // How often a line is written if `file` is no terminal.
+  // How often a line is written if `file` is not a terminal.
   std::chrono::milliseconds line_interval{10'000};
 };
 
@@ -95,7 +95,7 @@ class ProgressBar {
   // Shows the last state and ends the line. Further updates show nothing.
   void close() noexcept;
 
-  // What is done, `initial` included.
+  // The number of units that are done, `initial` included.
   int64_t count() const { return count_; }
   std::optional<int64_t> total() const { return total_; }
 

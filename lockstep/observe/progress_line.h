@@ -6,14 +6,14 @@
 
 namespace lockstep::internal {
 
-// What a progress bar shows.
+// The contents of a progress bar.
 struct ProgressState {
   std::string description{};
   std::string unit = "it";
   int64_t count = 0;
   std::optional<int64_t> total{};
   double elapsed_seconds = 0;
-  double rate = 0;  // units a second; 0: not known yet
+  double rate = 0;  // units a second; 0 if it is not known yet
   std::string postfix{};
 };
 

@@ -135,7 +135,7 @@ class SummaryWriter {
                    int64_t step = 0, std::optional<double> wall_time = {});
 
   // How often which values occur. `values`: any shape, one element or more, any
-  // real dtype, dense. `bins`: the edges, 2 or more that ascend; empty:
+  // real dtype, dense. `bins`: the edges, 2 or more that ascend; empty means
   // TensorBoard's, which grow by a factor of 1.1 from 1e-12 to 1e20 in both
   // directions. NaN and values outside of the edges are in no bin. Sorts the
   // values into the bins in the calling thread.
@@ -164,7 +164,7 @@ class SummaryWriter {
   // Hyperparameters, and the metrics by which TensorBoard compares runs with
   // other hyperparameters: call it once, at the end of a training. It writes a
   // run of its own into the folder `run_name` of log_dir, which is not absolute
-  // and has no ".." as a part; empty: the time.
+  // and has no ".." as a part; if it is empty, the time.
   // Blocks until that is written, and throws std::system_error if it cannot be.
   void add_hparams(const NamedHParams& hparams, const NamedScalars& metrics,
                    const std::string& run_name = "", int64_t step = 0);

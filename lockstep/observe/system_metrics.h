@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// What this process and its host use, as Linux tells it. What it does not tell
-// is 0.
+// The resources that this process and its host use, as Linux tells it. A figure
+// that it does not tell is 0.
 struct SystemMetrics {
   std::chrono::steady_clock::time_point time{};
   // CPU time of this process since its start: all threads, in user and system
@@ -16,8 +16,8 @@ struct SystemMetrics {
   // Memory of this process that is in RAM, with shared memory that it has
   // touched (VmRSS of /proc/self/status).
   int64_t resident_bytes{0};
-  // What all processes of the host, or container, use of /dev/shm, which is
-  // where ranks share memory, and its size.
+  // The part of /dev/shm that all processes of the host, or container, use,
+  // which is where ranks share memory, and its size.
   int64_t shared_memory_bytes{0};
   int64_t shared_memory_size{0};
   // All network interfaces of the host, or container, except the loopback one,

@@ -33,7 +33,7 @@ ordered_json config_of(const ProcessGroup& group) {
           {"ranks", group.global_ranks()}};
 }
 
-// A host's name may have bytes that are no UTF-8; the others stay readable.
+// A host's name may have bytes that are not UTF-8; the others stay readable.
 std::string text_of(const ordered_json& json) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false,
                    ordered_json::error_handler_t::replace);

@@ -107,8 +107,8 @@ void check_coverage(std::vector<SafetensorsTensor>& tensors,
   }
   if (covered > data_bytes) {
     throw std::runtime_error("its tensors need " + std::to_string(covered) +
-                             " bytes and " + std::to_string(data_bytes) +
-                             " are there, so it was cut short");
+                             " bytes and it has " + std::to_string(data_bytes) +
+                             ", so it was cut short");
   }
   if (covered < data_bytes) {
     throw std::runtime_error("it has bytes that belong to no tensor");

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-// What the header of a safetensors file says (https://huggingface.co/docs/
+// The header of a safetensors file (https://huggingface.co/docs/
 // safetensors, "Format"). A file is 8 bytes with the length N of the header,
 // little-endian; N bytes of JSON; the tensors' bytes without gaps.
 namespace lockstep::internal {

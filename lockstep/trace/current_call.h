@@ -25,7 +25,7 @@ struct CurrentCall {
   uint64_t number = 0;  // of the collective, as in the group's flight record
   // Counts as `number` does, but leaves out calls that need no order with other
   // collectives, such as reductions of buckets, which another thread may run at
-  // the same time. Equal on all ranks that have made the same calls. 0: no
+  // the same time. Equal on all ranks that have made the same calls. 0 means no
   // number.
   uint64_t entry = 0;
   // A call with a list of tensors becomes `parts` calls of the backend's

@@ -28,8 +28,8 @@ struct FlightCall {
   const char* operation;            // "all_reduce"
   const char* dtype = nullptr;      // "Float"; nullptr: a barrier
   const char* reduce_op = nullptr;  // "SUM"; nullptr: no reduction
-  uint64_t number = 0;              // of the collective; 0: a message
-  // Root or peer, as a rank of the default group; -1: none, or any rank.
+  uint64_t number = 0;              // of the collective; 0 for a message
+  // Root or peer, as a rank of the default group; -1 for none, or for any rank.
   int peer = -1;
   // How many elements this rank gives, and how many it gets.
   uint64_t in_elements = 0;

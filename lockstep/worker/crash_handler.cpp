@@ -35,7 +35,7 @@ constexpr unsigned kHandlerSeconds = 10;
 // At most so many frames are those of abort() and of an exception on its way.
 constexpr ptrdiff_t kAbortFrames = 12;
 
-// What the handler needs; the paths end with a zero byte.
+// The values that the handler needs; the paths end with a zero byte.
 struct Paths {
   pid_t pid;
   std::string error_file;

@@ -29,7 +29,7 @@
 namespace lockstep::internal {
 namespace {
 
-// What a dump needs but cannot find out in a signal handler.
+// The values that a dump needs but cannot find out in a signal handler.
 struct Destination {
   std::string folder;
   std::string path;
@@ -275,7 +275,7 @@ void handle_signal() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-// Returns the <job> in the file's name; empty if MASTER_PORT is no number.
+// Returns the <job> in the file's name; empty if MASTER_PORT is not a number.
 std::string job_name() {
   const auto is_number = [](const std::string& text) {
     return !text.empty() && text.size() <= 20 &&

@@ -8,8 +8,9 @@
 
 namespace lockstep::internal {
 
-// What this process uses of NVIDIA's GPUs. Figures that the driver does not
-// tell of each of its GPUs are nothing: no figure is of some of them only.
+// The part of NVIDIA's GPUs that this process uses. Figures that the driver
+// does not tell of each of its GPUs are nothing: no figure is of some of them
+// only.
 struct GpuUsage {
   int gpus = 0;                           // on which this process computes
   std::optional<int64_t> memory_bytes{};  // of this process, on all of them

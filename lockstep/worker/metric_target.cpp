@@ -22,9 +22,10 @@ MetricTarget MetricTarget::parse(std::string_view text) {
       return target;
     }
   }
-  throw std::invalid_argument("\"" + std::string(text) +
-                              "\" is no target; give a metric that the program "
-                              "logs, <= or >=, and a number: \"loss<=0.3\"");
+  throw std::invalid_argument(
+      "\"" + std::string(text) +
+      "\" is not a target; give a metric that the program "
+      "logs, <= or >=, and a number: \"loss<=0.3\"");
 }
 
 bool MetricTarget::is_met(double number) const {

@@ -28,7 +28,8 @@ void prepare_stacks();
 NativeStack capture_stack() noexcept;
 
 // Writes frame_line() of each frame to `fd`. `interrupted` is the address that
-// a signal has interrupted; null: none. May be called in a signal handler.
+// a signal has interrupted; null if there is none. May be called in a signal
+// handler.
 void write_stack(const NativeStack& stack, int fd,
                  const void* interrupted) noexcept;
 
@@ -45,7 +46,7 @@ struct ModulePlace {
   std::string module{};
   uint64_t offset = 0;
 };
-// Returns nothing if `line` is no frame_line() with a module.
+// Returns nothing if `line` is not a frame_line() with a module.
 std::optional<ModulePlace> module_place(std::string_view line);
 
 // Returns a frame_line() for people: "at::mm(...) +0x1c in libtorch_cpu.so". If

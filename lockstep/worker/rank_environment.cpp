@@ -16,7 +16,7 @@ constexpr int64_t kMost = 1 << 24;
 constexpr int kFirstPort = 20000;
 constexpr int kPorts = 10000;
 
-// What a scheduler says of the task that this process is.
+// The scheduler's description of the task that this process is.
 struct Task {
   const char* scheduler;
   int64_t rank = 0;

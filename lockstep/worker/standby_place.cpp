@@ -255,7 +255,7 @@ void take_place() {
         "init_process_group: LOCKSTEP_STANDBY is set, but this process did not "
         "inherit the launcher's socket; a process that a standby process "
         "started cannot have a place. Leave out --standby, or unset "
-        "LOCKSTEP_STANDBY for a program that is no rank of the job");
+        "LOCKSTEP_STANDBY for a program that is not a rank of the job");
   }
   // It stays open, for await_leave(), but not in programs that this one starts.
   const int socket = *inherited;

@@ -72,11 +72,11 @@ void take_place();
 [[noreturn]] void refuse_early_reader(const std::string& variable);
 
 // Thrown in init_process_group() once the agent has called this process back,
-// which is a standby process again then (stands_by()). It is no std::exception,
-// so that no code on its way takes it for an error.
+// which is a standby process again then (stands_by()). It is not a
+// std::exception, so that no code on its way takes it for an error.
 struct CalledBack {};
 
-// The next four do nothing in a process that is no worker of a launch with
+// The next four do nothing in a process that is not a worker of a launch with
 // standby processes. Threads: the one in init_process_group().
 
 // Says that this process waits for other ranks at the launcher's store, so that
@@ -100,7 +100,7 @@ struct StandbyPlace {
   std::vector<std::string> environment{};
   // They stay the caller's.
   std::array<int, 3> standard_fds{0, 1, 2};
-  int master_listen_fd = -1;  // -1: none
+  int master_listen_fd = -1;  // -1 if there is none
 };
 
 // Returns what tells two descriptors' files from others: "8:33 8:34".

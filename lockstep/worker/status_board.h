@@ -30,8 +30,9 @@ struct ShortText {
   }
 };
 
-// What one rank says about itself (status_publisher.h). Times are nanoseconds
-// of the steady clock, which all processes of a host share; 0 means never.
+// The status that one rank publishes (status_publisher.h). Times are
+// nanoseconds of the steady clock, which all processes of a host share; 0 means
+// never.
 struct RankStatus {
   int32_t pid = 0;
   int32_t rank = 0;  // in the default group
@@ -49,9 +50,9 @@ struct RankStatus {
   // grow only while somebody looks: a reader takes differences.
   int64_t comm_ns = 0;
   int64_t observed_ns = 0;
-  // The oldest operation that is under way, and since when; 0: none.
+  // The oldest operation that is under way, and since when; 0 if there is none.
   int64_t current_since_ns = 0;
-  int64_t current_number = 0;  // of the collective; 0: a message
+  int64_t current_number = 0;  // of the collective; 0 for a message
   ShortText<24> current_operation{};
   ShortText<24> current_group{};
   // The operation that last_operation_ns is about.
@@ -105,7 +106,7 @@ class StatusBoard {
   // `places` is at least 1. Throws std::system_error if there is no memory.
   static StatusBoard create(int places);
   // Maps the board that another process made. Throws std::system_error, and
-  // std::invalid_argument if `descriptor` is no board of this version.
+  // std::invalid_argument if `descriptor` is not a board of this version.
   static StatusBoard map(FileDescriptor descriptor);
 
   int places() const { return places_; }
@@ -141,7 +142,7 @@ class StatusBoard {
   // Asks all workers for a profile (ProfileOnDemand::Request); they must be
   // watched meanwhile. Returns its number, which is higher than those before.
   struct ProfileRequest {
-    int64_t number = 0;  // 0: none was asked for
+    int64_t number = 0;  // 0 if none was asked for
     std::chrono::milliseconds duration{};
     int64_t first_step = 0;
   };
@@ -149,7 +150,7 @@ class StatusBoard {
   ProfileRequest last_profile() const;
   // Asks all workers to end this profile (ProfileOnDemand::stop()).
   void stop_profile(int64_t number);
-  int64_t stopped_profile() const;  // the last such number; 0: none
+  int64_t stopped_profile() const;  // the last such number; 0 if there is none
 
   // Asks all workers for the stacks of their threads and their flight records;
   // they must be watched meanwhile. Returns the request's number. A worker

@@ -245,7 +245,7 @@ void StatusPublisher::take_stacks_request() {
 
 void StatusPublisher::publish() {
   const int64_t now = steady_ns();
-  // What happened while nobody looked does not count.
+  // Events while nobody looked do not count.
   const int64_t interval =
       2 * std::chrono::nanoseconds(StatusBoard::kInterval).count();
   const int64_t since = std::max(status_.published_ns, now - interval);

@@ -14,7 +14,7 @@ namespace lockstep::internal {
 // destroyed one after another.
 class StopSignals {
  public:
-  // Throws std::invalid_argument for a number that is no signal, and for
+  // Throws std::invalid_argument for a number that is not a signal, and for
   // signals that cannot be caught or tell of a fault of the program.
   explicit StopSignals(std::vector<int> signals);
   ~StopSignals();

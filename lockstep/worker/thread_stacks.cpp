@@ -26,8 +26,9 @@ constexpr std::chrono::microseconds kLookInterval{100};
 // A thread that is called from here has as many frames of its handler.
 constexpr int kHandlerFrames = 3;
 
-// What the handler writes to. A thread whose time is over may still come, and
-// must not write into the next thread's stack: `turn` says whose turn it is.
+// The buffer to which the handler writes. A thread whose time is over may still
+// come, and must not write into the next thread's stack: `turn` says whose turn
+// it is.
 struct Slot {
   std::atomic<pid_t> turn{0};
   std::atomic<bool> done{false};

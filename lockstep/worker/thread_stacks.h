@@ -20,8 +20,9 @@ struct ThreadStack {
 // blocks the signal or is stuck in the kernel, has no frames.
 //
 // A system call that the signal interrupts is restarted, or fails with EINTR,
-// as signal(7) says. The handler is there only during the call. If the program
-// handles the signal itself, no thread has frames. Any thread; one at a time.
+// as signal(7) says. The handler is installed only during the call. If the
+// program handles the signal itself, no thread has frames. Any thread; one at a
+// time.
 std::vector<ThreadStack> thread_stacks();
 
 int stack_signal();  // SIGRTMAX - 4

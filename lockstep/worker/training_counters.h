@@ -29,7 +29,7 @@ class TrainingCounters {
   void count_samples(int64_t samples) noexcept;
   // A snapshot is safely written.
   void count_snapshot() noexcept;
-  // What the progress bar of this process shows; empty: there is none.
+  // The line of this process's progress bar; empty if there is none.
   void set_progress(std::string_view line);
 
   int64_t steps() const { return steps_.load(std::memory_order_relaxed); }

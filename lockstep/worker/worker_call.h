@@ -29,8 +29,8 @@ struct WorkerCall {
     add = 3,          // key, number
     compare_set = 4,  // key, expected, value
     remove = 5,       // key
-    check = 6,        // keys: are all there?
-    // Answered once all of `keys` are there, or once the connection's next call
+    check = 6,        // keys: are all set?
+    // Answered once all of `keys` are set, or once the connection's next call
     // comes, whose reply then is the second one.
     wait = 7,
     count_keys = 8,
@@ -52,11 +52,11 @@ struct WorkerCall {
 
 struct WorkerReply {
   enum class Kind : uint8_t {
-    done = 0,    // for wait and check: all keys are there
+    done = 0,    // for wait and check: all keys are set
     value = 1,   // text: the value
     number = 2,  // add: the sum; remove: 1 if there was a key; count_keys;
                  // append: the bytes of the value; claim: the count
-    absent = 3,  // get: there is no such key; check: not all keys are there
+    absent = 3,  // get: there is no such key; check: not all keys are set
     ended = 4,   // wait: the next call came first
     // The call had no effect; text says why, or which name has the place.
     refused = 5,

@@ -39,10 +39,10 @@ class WorkerStoreLink {
   // WorkerStoreLost if the agent has ended or has not answered at the deadline;
   // std::invalid_argument if a key or a value is too long.
   WorkerReply call(const WorkerCall& call, const Deadline& deadline);
-  // Returns once all of `keys` are there; false if they are not at the
+  // Returns once all of `keys` are set; false if they are not at the
   // deadline. Throws what call() throws.
   bool wait(const std::vector<std::string>& keys, const Deadline& deadline);
-  // Returns whether all of `keys` are there.
+  // Returns whether all of `keys` are set.
   bool check(const std::vector<std::string>& keys, const Deadline& deadline);
 
  private:

@@ -116,7 +116,7 @@ WORLD_TEST(GradScalerRanks, OneRanksFloat16IsRefusedByAll, 2) {
   EXPECT_EQ(optimizer.steps, 0);
 }
 
-// Null was no group, so that scales of ranks with different gradients drifted.
+// Null meant no group, so scales of ranks with different gradients drifted.
 WORLD_TEST(GradScalerRanks, PlainOptimizersAgreeInTheDefaultGroup, 2, 3) {
   auto group = init_process_group("gloo");
   const auto alone = split_group({{world.rank}});

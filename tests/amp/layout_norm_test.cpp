@@ -157,8 +157,8 @@ WORLD_TEST(LayoutNorm, OfHalfTypesIsThatOfTheWholeModel, 4) {
               1e-6);
 }
 
-// Parameters without gradients, and gradients that only one rank has, are no
-// reason to wait.
+// Parameters without gradients, and gradients that only one rank has, are not
+// a reason to wait.
 WORLD_TEST(LayoutNorm, GradientsMayBeMissing, 2, 4) {
   auto group = init_process_group("gloo");
   auto mine = parts(Axes(world), at::kDouble);

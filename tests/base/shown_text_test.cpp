@@ -1,4 +1,4 @@
-// What jobs say on a terminal and to a shell.
+// Tests of texts for a terminal and for a shell.
 #include "lockstep/base/shown_text.h"
 
 #include <gtest/gtest.h>

@@ -22,10 +22,10 @@ import training
 ROW = re.compile(r"\| (.+?) \|.*?([\d.]+)× \(([\d.]+)–([\d.]+)\)")
 
 
-def readme_rows():
-    """Returns each step's label, ratio, lowest and highest ratio in README's
-    table."""
-    lines = (SOURCE / "README.md").read_text().splitlines()
+def table_rows():
+    """Returns each step's label, ratio, lowest and highest ratio in the
+    table of docs/compared.md."""
+    lines = (SOURCE / "docs/compared.md").read_text().splitlines()
     first = next(number for number, line in enumerate(lines)
                  if line.startswith("| a step of |")) + 2
     return [ROW.match(line).groups()
@@ -38,15 +38,15 @@ def result(name, ratio, least, most):
 
 
 class SummaryPicture(unittest.TestCase):
-    def test_readme_shows_the_figures_of_its_table(self):
-        rows = readme_rows()
+    def test_readme_shows_the_figures_of_the_table(self):
+        rows = table_rows()
         self.assertEqual([label for label, *_ in rows],
                          list(picture.LABELS.values()))
         drawn = picture.draw([result(name, *map(float, figures)) for
                               name, (_, *figures) in zip(picture.LABELS, rows)])
         self.assertEqual(
             drawn, (SOURCE / "docs/pictures/steps.svg").read_text(),
-            "docs/pictures/steps.svg is not the picture of README's table")
+            "docs/pictures/steps.svg is not the picture of the table in docs/compared.md")
 
     def test_every_step_of_the_benchmark_is_drawn(self):
         self.assertEqual(list(picture.LABELS), list(training.STEPS))

@@ -75,7 +75,7 @@ TEST(AtomicFile, LeftOversGoAndSavesInProgressStay) {
 }
 
 // Another job's save found the new file before it was locked, and removed it
-// after the save had looked whether it was still there; then it could not be
+// after the save had looked whether it still existed; then it could not be
 // renamed.
 TEST(AtomicFile, AnotherJobMayRemoveWhatIsNotLockedYet) {
   const TemporaryFolder folder;
@@ -107,7 +107,7 @@ TEST(AtomicFile, ALinkStaysAndItsTargetIsReplaced) {
   EXPECT_EQ(read_file(folder.file("target")), "new");
 }
 
-// A link whose target was not there yet was replaced by the file.
+// A link whose target did not exist yet was replaced by the file.
 TEST(AtomicFile, ALinkToNothingStaysAndItsTargetIsMade) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("large"));

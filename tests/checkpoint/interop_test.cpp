@@ -161,7 +161,7 @@ TEST_F(PythonInterop, TensorsOfAnyKindAreRead) {
   EXPECT_EQ(t.at("complex32").scalar_type(), torch::kComplexHalf);
   EXPECT_TRUE(torch::equal(t.at("attributed"), torch::ones(2)));
   EXPECT_TRUE(torch::equal(t.at("buffer"), torch::ones(2)));
-  // What is saved again has the values, not the memory.
+  // A snapshot that is saved again has the values, not the memory.
   save_tensors(file("again.pt"),
                {{"conj", t.at("conj")}, {"neg", t.at("neg")}});
   const auto again = load_tensors(file("again.pt"));
@@ -195,8 +195,8 @@ TEST_F(PythonInterop, OptimizerStateThatIsNotReadIsNotLoaded) {
   EXPECT_TRUE(load_snapshot(file("lbfgs.pt"), state));
 }
 
-// What an optimizer of another class was saved with was dropped, if only the
-// options that it shares with ours were there.
+// Options of an optimizer of another class were dropped, if the state had all
+// options that it shares with ours.
 TEST_F(PythonInterop, OnlyTheSameClassOfOptimizerIsLoaded) {
   torch::nn::Sequential model(
       torch::nn::Linear(torch::nn::LinearOptions(2, 2).bias(false)));

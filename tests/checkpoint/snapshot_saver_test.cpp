@@ -482,7 +482,7 @@ struct NestedSchedule : ResumableScheduler {
   std::function<void()> prepare_load(const StateTree&) override { return {}; }
 };
 
-// What the first save or finish() said, perhaps hours later.
+// These errors came from the first save or finish(), perhaps hours later.
 TEST(SnapshotSaver, WhatCannotBeSavedIsSaidBeforeTraining) {
   const TemporaryFolder folder;
   // Returns what is wrong, and expects the saver, a load that will be followed
@@ -532,7 +532,8 @@ TEST(SnapshotSaver, WhatCannotBeSavedIsSaidBeforeTraining) {
                 HasSubstr("dtype ComplexDouble"));
   }
   EXPECT_EQ(message("a.safetensors", with("lockstep", torch::ones({1}))), "");
-  // What only optimizer, scheduler or items have was found by the first save.
+  // Mistakes in the optimizer, the scheduler or the items alone were found by
+  // the first save.
   ItemState held;
   StateObject object{&held};
   TrainingState with_object{.model = run.model.ptr(),

@@ -277,7 +277,7 @@ TEST(Snapshot, EveryFunctionReadsAPathByOneRule) {
       EXPECT_TRUE(std::filesystem::is_directory(path)) << path;
     }
   }
-  // What is only read may have any name.
+  // A file that is only read may have any name.
   const std::string odd = folder.file("pytorch_model.bin");
   save_model(folder.file("a.pt"), *model);
   std::filesystem::rename(folder.file("a.pt"), odd);

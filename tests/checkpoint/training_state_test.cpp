@@ -134,7 +134,7 @@ WORLD_TEST(TrainingState, TheSchedulerIsRestored, 1, 2) {
     EXPECT_TRUE(load_snapshot(path, second.state));
     EXPECT_EQ(loaded.epoch, 7);
     EXPECT_EQ(loaded.initial_lr, 0.25);
-    // A program without the scheduler, or a file without one, is no mistake.
+    // A program without the scheduler, or a file without one, is not a mistake.
     Run without;
     EXPECT_TRUE(load_snapshot(path, without.state));
     save_snapshot(path, without.state);

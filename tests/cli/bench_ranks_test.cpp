@@ -1,6 +1,6 @@
-// What `lockstep bench` does with its ranks' answers. The ranks answer what the
-// test wants: the test copies the program and puts a script in place of the
-// rank's program.
+// Tests what `lockstep bench` does with its ranks' answers. The ranks answer
+// what the test wants: the test copies the program and puts a script in place
+// of the rank's program.
 #include <gmock/gmock.h>
 
 #include <filesystem>

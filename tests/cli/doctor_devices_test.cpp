@@ -1,4 +1,4 @@
-// What `lockstep doctor` says of GPUs and of network interfaces.
+// Tests what `lockstep doctor` says of GPUs and of network interfaces.
 #include <gmock/gmock.h>
 #include <stdlib.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-// What `lockstep doctor` says of cores, memory, limits and the clock.
+// Tests what `lockstep doctor` says of cores, memory, limits and the clock.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 

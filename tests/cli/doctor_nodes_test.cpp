@@ -1,5 +1,5 @@
-// What the doctors of several nodes tell each other, how they measure a link,
-// and what follows from it.
+// Tests what the doctors of several nodes tell each other, how they measure a
+// link, and what follows from it.
 #include <gmock/gmock.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -295,7 +295,7 @@ TEST_F(Meetings, NodesThatDifferAreRefused) {
   node(2)->meeting.join(std::nullopt, record("c"));
   EXPECT_THAT(
       message_of([&] { node(2)->meeting.join(std::nullopt, record("d")); }),
-      HasSubstr("all 2 nodes of --nnodes are there already"));
+      HasSubstr("all 2 nodes of --nnodes have come already"));
 }
 
 TEST_F(Meetings, TheDeadlineBeginsWithoutTheAbsent) {

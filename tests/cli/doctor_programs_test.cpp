@@ -1,4 +1,5 @@
-// What `lockstep doctor` makes of the programs that it starts, and its report.
+// Tests what `lockstep doctor` makes of the programs that it starts, and its
+// report.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -30,11 +31,11 @@ TEST(CapturedProgramOf, OutputAndEndAreKept) {
   EXPECT_TRUE(result.in_time);
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_EQ(result.out, "out\n");
-  EXPECT_EQ(result.last_words(), "two");
+  EXPECT_EQ(result.last_line(), "two");
   EXPECT_FALSE(result.succeeded());
   EXPECT_EQ(run_shell("kill -TERM $$").exit_code, 128 + SIGTERM);
   EXPECT_EQ(run_shell("cat").out, "");  // no stdin
-  EXPECT_EQ(run_shell("true").last_words(), "");
+  EXPECT_EQ(run_shell("true").last_line(), "");
 }
 
 TEST(CapturedProgramOf, MuchOutputIsCutAndStopsNobody) {

@@ -1,5 +1,5 @@
-// What a process learns of its use of GPUs, from a library that stands for
-// NVIDIA's.
+// Tests what a process learns of its use of GPUs, from a library that stands
+// for NVIDIA's.
 #include "lockstep/worker/gpu_usage.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
 // `lockstep inspect flight` on records written for the test: what it finds, and
-// its errors for files that are no records.
+// its errors for files that are not records.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -233,7 +233,7 @@ TEST_F(InspectFlight, RankWithoutARecordIsSuspectWhereOthersFailed) {
   EXPECT_THAT(group.at("findings").dump(),
               AllOf(HasSubstr("no record of rank 1"),
                     HasSubstr("it failed on ranks 0, 2")));
-  // A missing record is no finding if no call failed.
+  // A missing record is not a finding if no call failed.
   EXPECT_EQ(group_found({record(0, {call(1)})}, 0).at("verdict"), "consistent");
 }
 

@@ -15,7 +15,7 @@ namespace lockstep::internal::testing {
 // Runs `lockstep inspect snapshot` on files of the test.
 class InspectSnapshotTest : public ProgramTest {
  protected:
-  // What a line on stderr begins with.
+  // The beginning of a line on stderr.
   static constexpr const char* kHead = "lockstep inspect snapshot: ";
 
   std::string path(const std::string& name) const {

@@ -111,7 +111,7 @@ TEST_F(InspectSnapshot, DamageIsNamedAndTheOtherTensorsAreVerified) {
   }
 }
 
-// What the pickle does not refer to is in the file, too.
+// The file also has records to which the pickle does not refer.
 TEST_F(InspectSnapshot, DamageOutsideTheTensorsIsFound) {
   const auto file = saved("a.pt", sample());
   // The first place is the local header, whose name is followed by the content.
@@ -238,7 +238,7 @@ TEST_F(InspectSnapshot, WhatCannotBeReadIsOneLine) {
 
 TEST_F(InspectSnapshot, DifferencesAreNamedWithTheirSize) {
   const auto a = saved("a.pt", sample());
-  // The same numbers in the other format are no difference.
+  // The same numbers in the other format make no difference.
   EXPECT_EQ(inspect({"--diff", saved("b.safetensors", sample()), a}).exit_code,
             0);
   auto other = sample();

@@ -1,4 +1,4 @@
-// What `lockstep status` and `lockstep top` show of a job, without a job.
+// Tests what `lockstep status` and `lockstep top` show of a job, without a job.
 #include "lockstep/cli/jobs/job_view.h"
 
 #include <gmock/gmock.h>

@@ -942,7 +942,7 @@ TEST_F(Crashes, AProgramThatOnlyFailsHasNoReport) {
   EXPECT_THAT(result.err, Not(HasSubstr("report")));
 }
 
-// What Nsight Systems sees of a training (nvtx_injection.cpp).
+// The ranges of a training that Nsight Systems sees (nvtx_injection.cpp).
 TEST_F(Jobs, SpansAreNvtxRangesIfAToolIsThere) {
 #ifdef LOCKSTEP_NVTX_INJECTION
   const fs::path file = scratch() / "ranges";
@@ -974,7 +974,7 @@ TEST_F(Jobs, SpansAreNvtxRangesIfAToolIsThere) {
   EXPECT_GT(seen["data::wait"], 10);
   EXPECT_GT(seen["ddp::wait"] + seen["ddp::publish_bucket"], 10);
 #else
-  GTEST_SKIP() << "NVTX's headers were not there when this was built";
+  GTEST_SKIP() << "NVTX's headers were missing when this was built";
 #endif
 }
 

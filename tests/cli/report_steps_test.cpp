@@ -489,7 +489,8 @@ TEST(OperatorFlops, AreThoseOfProductsAndConvolutions) {
             0);
 }
 
-// What is little of a step does not matter, however much it is of the own time.
+// A small part of a step does not matter, however large a part of the own time
+// it is.
 TEST(Straggler, IsMoreThanAFewPerCentOfAStepSlower) {
   EXPECT_THAT(
       compare_ranks({{0, {step_of(8, 92)}}, {1, {step_of(4, 96)}}}).stragglers,

@@ -1,5 +1,5 @@
 // `lockstep report trace` on traces written for the test, whose right answer
-// was worked out by hand, and its errors for files that are no traces.
+// was worked out by hand, and its errors for files that are not traces.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -529,7 +529,7 @@ TEST_F(ReportTrace, FoldersWithoutTracesAreNamed) {
 TEST_F(ReportTrace, FilesThatAreNoTracesAreNamedWithThePlace) {
   EXPECT_THAT(mistake(""), HasSubstr("bad.trace.json is empty"));
   EXPECT_THAT(mistake("[]"), HasSubstr("the document must be an object"));
-  EXPECT_THAT(mistake("3"), HasSubstr("is no trace of a profiler"));
+  EXPECT_THAT(mistake("3"), HasSubstr("is not a trace of a profiler"));
   EXPECT_THAT(mistake("{}"), HasSubstr("it has no \"traceEvents\""));
   const std::string whole = trace(0, 1, step_events(4, 1000, 30)).dump();
   EXPECT_THAT(mistake(whole.substr(0, 400)),
@@ -578,7 +578,7 @@ TEST_F(ReportTrace, FilesThatAreNoTracesAreNamedWithThePlace) {
               HasSubstr("step 5 begins before step 4 has ended"));
   EXPECT_THAT(damaged("/traceEvents", json::array()),
               HasSubstr(" has no events, and "));
-  // Sizes that are no lists of numbers tell nothing.
+  // Sizes that are not lists of numbers tell nothing.
   json odd = trace(0, 1, step_events(4, 1000, 30));
   odd["traceEvents"][2]["args"] = {
       {"Input Dims", {{"a", {{"b", 3}}}, {"c", {1, {2}}}}}};

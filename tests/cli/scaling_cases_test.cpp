@@ -1,4 +1,4 @@
-// What `lockstep report scaling` runs, and how it computes its tables.
+// Tests what `lockstep report scaling` runs, and how it computes its tables.
 #include <gmock/gmock.h>
 
 #include "lockstep/cli/report/scaling_cases.h"

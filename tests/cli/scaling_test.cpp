@@ -127,7 +127,7 @@ TEST_F(ScalingReport, MeasuresATrainingWithRanksAndThreads) {
     const std::string scaling = pictures == 0 ? "weak" : "strong";
     EXPECT_THAT(curves, ElementsAre(scaling + "-ideal", scaling + "-ranks",
                                     scaling + "-threads"));
-    // What is ideal looks different from what was measured.
+    // The ideal line looks different from the measured one.
     int dots = 0;
     for (const auto* line : svg.all("polyline")) {
       const bool is_ideal = line->attributes.at("id") == scaling + "-ideal";

@@ -1,4 +1,4 @@
-// What CollectiveWork makes of works that say less than others.
+// Tests what CollectiveWork makes of works that say less than others.
 #include "lockstep/comm/collective_work.h"
 
 #include <ATen/ATen.h>

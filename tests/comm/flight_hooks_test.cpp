@@ -1,4 +1,4 @@
-// What operations write to the flight recorder of their group.
+// Tests what operations write to the flight recorder of their group.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

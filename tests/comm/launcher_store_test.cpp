@@ -35,7 +35,7 @@ std::string text_in(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-// What a caller sees of each call.
+// The results of each call that a caller sees.
 std::vector<std::string> play(c10d::Store& store) {
   std::vector<std::string> seen;
   const auto see = [&](const std::string& what) { seen.push_back(what); };

@@ -69,7 +69,7 @@ void be_ours(const World& world) {
 }
 
 // Checks the sum of the ranks in a group of `ranks`; does nothing if this rank
-// is no member.
+// is not a member.
 void expect_sum_of_ranks(const ProcessGroupPtr& group, std::vector<int> ranks) {
   const int rank = get_rank();
   ASSERT_EQ(group != nullptr, std::ranges::count(ranks, rank) == 1);

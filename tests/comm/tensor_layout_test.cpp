@@ -65,7 +65,7 @@ TEST(TensorLayout, APartHasTheElementsOfItsBoxAndRange) {
   EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({{7, 8}})));
 }
 
-// Programs group parameters by dim(), so that of a part is that of the whole.
+// Programs group parameters by dim(), so a part must have as many as the whole.
 TEST(TensorLayout, APartHasAsManyDimensionsAsTheWhole) {
   const auto shape = [](const Sizes& whole, Range range) {
     return sizes_of_part(

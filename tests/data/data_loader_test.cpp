@@ -281,7 +281,7 @@ TEST(DataLoader, NamesTheSampleAtWhichTheDatasetFailed) {
   dataset.fail = [] { throw 3; };
   EXPECT_THAT([&] { loader.begin().operator++(); },
               ThrowsMessage<DataLoaderError>(
-                  HasSubstr("an exception that is no std::exception")));
+                  HasSubstr("an exception that is not a std::exception")));
 }
 
 TEST(DataLoader, SaysWhichBatchTookTooLong) {

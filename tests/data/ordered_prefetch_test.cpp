@@ -131,8 +131,8 @@ TEST(OrderedPrefetch, ATimeoutReturnsNothing) {
   EXPECT_EQ(prefetch.next(milliseconds(30000)), 0);
 }
 
-// What a pass uses stays alive as long as one of its workers is stuck in it,
-// and the next pass does not get its items.
+// The objects that a pass uses stay alive as long as one of its workers is
+// stuck in it, and the next pass does not get its items.
 TEST(OrderedPrefetch, AnAbandonedPassDoesNotDisturbTheNext) {
   std::promise<void> may_go_on;
   auto gate = may_go_on.get_future().share();

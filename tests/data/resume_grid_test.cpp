@@ -37,8 +37,8 @@ struct IndexDataset {
   std::optional<size_t> size() const { return length; }
 };
 
-// What the ranks of a stretch visited, in the global order: the samples of one
-// step after those of another, in a step those of all ranks in turns.
+// The samples that the ranks of a stretch visited, in the global order: those
+// of one step after those of another, in a step those of all ranks in turns.
 struct Visited {
   Order order;
   State state;              // as rank 0 would save it

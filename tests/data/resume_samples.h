@@ -5,7 +5,8 @@
 
 namespace lockstep::internal::testing {
 
-// What resume_rank.cpp trains on, and resume_job_test.cpp expects.
+// The samples on which resume_rank.cpp trains, and which resume_job_test.cpp
+// expects.
 inline constexpr int64_t kResumeSamples = 97;
 inline const std::vector<int64_t> kResumeBoundaries{20, 35};
 

@@ -35,7 +35,7 @@ std::string output_of(const std::string& command, int& status) {
 
 using Indices = std::vector<size_t>;
 
-// What sampler_grid.py prints; Python is started once.
+// The output of sampler_grid.py; Python is started once.
 class SamplerParity : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {

@@ -124,7 +124,7 @@ def blocks_of(page, text):
         elif line.startswith("<!--"):
             comment = COMMENT.match(line)
             if not comment:
-                raise Mistake(f"{page}:{at}: \"{line}\" is no comment that the "
+                raise Mistake(f"{page}:{at}: \"{line}\" is not a comment that the "
                               "tests know; see tests/docs/snippets.py")
             if comment["kind"]:
                 first = at + 1

@@ -67,8 +67,9 @@ class DigitsKills : public ExampleTest,
          std::to_string(agents_[static_cast<size_t>(node)]->pid())});
     return json::parse(result.out, nullptr, /*allow_exceptions=*/false);
   }
-  // Returns the workers of attempt `restart` by rank. Empty: it does not run
-  // on all nodes, or standby processes are wanted that do not wait yet.
+  // Returns the workers of attempt `restart` by rank. Returns nothing if it
+  // does not run on all nodes, or if standby processes are wanted that do not
+  // wait yet.
   std::vector<pid_t> workers_of(int restart, bool from_standby) {
     std::vector<pid_t> workers;
     for (int node = 0; node < GetParam(); ++node) {

@@ -125,7 +125,7 @@ TEST_F(GptTest, StopsAtASignalAfterALastSnapshot) {
 }
 
 TEST_F(GptTest, WritesTextAndATable) {
-  // What follows the empty line after the steps.
+  // The text after the empty line that follows the steps.
   const auto text = [&](const std::string& options) {
     const ProgramResult result = run(2, options + " --sample 30");
     EXPECT_EQ(result.exit_code, 0) << result.err;

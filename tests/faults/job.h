@@ -40,7 +40,7 @@ class Job {
 
   // The test program that every rank runs.
   std::string program{"faults_rank"};
-  // What a rank's command begins with, and variables that precede its
+  // The beginning of a rank's command, and variables that precede its
   // environment.
   std::function<std::vector<std::string>(int rank)> prefix{};
   std::function<std::vector<std::string>(int rank)> environment{};

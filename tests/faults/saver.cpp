@@ -121,7 +121,7 @@ class Saving {
   TrainingState state_{.model = net_, .optimizer = &optimizer_};
 };
 
-class MortalFiles : public SaveFiles {
+class KilledFiles : public SaveFiles {
   void before(const char* call, const std::string& path) override {
     const std::string text = std::string(call) + " " +
                              std::filesystem::path(path).filename().string();
@@ -154,8 +154,8 @@ int run(const std::string& scenario, const std::string& backend,
     if (scenario == "background") {
       saving.save_in_background(is_odd);
     } else if (is_odd) {
-      MortalFiles mortal;
-      saving.save(mortal);
+      KilledFiles killed;
+      saving.save(killed);
     } else {
       saving.save(files);
     }

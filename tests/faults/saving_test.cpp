@@ -31,8 +31,8 @@ class Saving : public FaultsTest {
     return job;
   }
 
-  // Lets the next job load and save. Nothing else than its snapshot and the
-  // link must be there then.
+  // Lets the next job load and save. Only its snapshot and the link must exist
+  // then.
   void expect_next_job_finds(const std::string& step) {
     Job& next = start_saver("load");
     next.await("saved");

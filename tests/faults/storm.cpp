@@ -29,7 +29,7 @@ constexpr const char* kKinds[] = {"all_reduce", "reduce",         "broadcast",
                                   "all_gather", "reduce_scatter", "all_to_all",
                                   "send, recv", "barrier"};
 
-// What all ranks do in one turn.
+// The operations of all ranks in one turn.
 struct Turn {
   int kind;
   at::ScalarType dtype;

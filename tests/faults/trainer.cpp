@@ -111,14 +111,14 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-struct MortalSgd : torch::optim::SGD {
+struct KilledSgd : torch::optim::SGD {
   using Options = torch::optim::SGDOptions;
   using SGD::SGD;
   torch::Tensor step(LossClosure closure = nullptr) override {
-    if (doomed) harm(SIGKILL);
+    if (ending) harm(SIGKILL);
     return SGD::step(std::move(closure));
   }
-  static inline bool doomed = false;
+  static inline bool ending = false;
 };
 
 class Training {
@@ -131,11 +131,11 @@ class Training {
         model_(net_, options(given)) {
     if (given.get("zero")) {
       sharded_ = std::make_unique<Sharded>(
-          model_, MortalSgd::Options(kLearningRate),
+          model_, KilledSgd::Options(kLearningRate),
           ZeroRedundancyOptions{.shared_parameters = true});
     } else {
-      plain_ = std::make_unique<MortalSgd>(net_->parameters(),
-                                           MortalSgd::Options(kLearningRate));
+      plain_ = std::make_unique<KilledSgd>(net_->parameters(),
+                                           KilledSgd::Options(kLearningRate));
     }
   }
 
@@ -151,7 +151,7 @@ class Training {
   }
 
  private:
-  using Sharded = ZeroRedundancyOptimizer<MortalSgd>;
+  using Sharded = ZeroRedundancyOptimizer<KilledSgd>;
 
   static DistributedDataParallelOptions options(const Arguments& given) {
     const double bytes = 4.0 * given.get("elements", 1000);
@@ -188,7 +188,7 @@ class Training {
       compare_gradients();
       if (odd_ && harmed && scenario_ == "kill_update") harm(SIGKILL);
       at_place("step");
-      MortalSgd::doomed = odd_ && harmed && scenario_ == "kill_step";
+      KilledSgd::ending = odd_ && harmed && scenario_ == "kill_step";
       if (sharded_) {
         sharded_->step();
       } else {
@@ -304,7 +304,7 @@ class Training {
   const bool odd_;
   Net net_;
   DistributedDataParallel<Net> model_;
-  std::unique_ptr<MortalSgd> plain_{};
+  std::unique_ptr<KilledSgd> plain_{};
   std::unique_ptr<Sharded> sharded_{};
   int step_ = 0;
   double expected_weight_ = 0;

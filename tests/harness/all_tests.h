@@ -1,6 +1,6 @@
 #pragma once
 
-// What every test program's main() calls last.
+// Called last by every test program's main().
 namespace lockstep::internal::testing {
 
 // The exit status that tells ctest that a program has skipped all its cases:

@@ -20,8 +20,8 @@ namespace lockstep::internal::testing {
 // except PATH.
 struct ProgramSetup {
   std::vector<std::string> environment{};  // NAME=value; the first one counts
-  std::string input{};                     // stdin; empty: /dev/null
-  std::filesystem::path folder{};          // to run in; empty: the test's
+  std::string input{};                     // stdin; empty means /dev/null
+  std::filesystem::path folder{};          // to run in; empty means the test's
 };
 
 struct ProgramResult {

@@ -105,7 +105,7 @@ TEST(ReduceScalar, ProductAndMinOfBooleansAreAndMaxIsOr) {
 
 // A float32 sum of halves, rounded once at the end.
 TEST(ReduceScalar, HalvesAccumulateInFloatAndAreRoundedOnce) {
-  // 2048 + 1 is no float16: rounding in between would give 2048.
+  // 2048 + 1 is not a float16: rounding in between would give 2048.
   EXPECT_EQ(reduced<uint16_t>(DType::float16, ReduceOp::sum,
                               {0x6800, 0x3c00, 0x3c00}),
             encode(kFloat16, 2050));

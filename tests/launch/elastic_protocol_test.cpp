@@ -1,5 +1,5 @@
-// What agents of MIN to MAX nodes agree on in their store, without a network
-// and without waiting.
+// Tests what agents of MIN to MAX nodes agree on in their store, without a
+// network and without waiting.
 #include <gmock/gmock.h>
 
 #include <deque>

@@ -169,7 +169,7 @@ TEST_F(Elastic, BelowMinTheJobWaitsAndSaysSo) {
   kill(agent_of(node(1)), SIGKILL);
   node(1).finish(seconds(25));
   nodes_.pop_back();
-  node(0).await_error("waiting for 2 to 3 nodes, of which 1 is there");
+  node(0).await_error("waiting for 2 to 3 nodes, of which 1 has come");
   start_node(placed(end_));
   node(0).await_output("of 2 restarts 0.", 2);
   node(1).await_output("of 2 restarts 0.");
@@ -184,7 +184,7 @@ TEST_F(Elastic, BelowMinTheJobEndsWhenItsTimeIsUp) {
   const auto result = node(0).finish(seconds(20));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("waited 2 s"));
-  EXPECT_THAT(result.err, HasSubstr("for 2 to 3 nodes, of which 1 is there"));
+  EXPECT_THAT(result.err, HasSubstr("for 2 to 3 nodes, of which 1 has come"));
 }
 
 TEST_F(Elastic, SignalToOneNodeMakesItLeaveAndTheOthersGoOn) {

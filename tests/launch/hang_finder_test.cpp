@@ -1,4 +1,4 @@
-// What is found by a board and by files, without workers.
+// Tests what is found by a board and by files, without workers.
 #include "lockstep/launch/watch/hang_finder.h"
 
 #include <gmock/gmock.h>

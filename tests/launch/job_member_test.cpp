@@ -142,7 +142,7 @@ TEST_F(JobMemberTest, BelowMinALineSaysNowAndThenHowManyNodesThereAre) {
   host->offer_round(0, {"127.0.0.1", 4000});
   for (int notice = 0; notice < 3; ++notice) {
     EXPECT_THAT(await<Notice>(*host).text,
-                HasSubstr("waiting for 2 to 3 nodes, of which 1 is there, for "
+                HasSubstr("waiting for 2 to 3 nodes, of which 1 has come, for "
                           "at most 2 s"));
   }
   const auto verdict = await<Verdict>(*host);
@@ -324,14 +324,14 @@ TEST_F(JobMemberTest, MemberThatLeavesWritesWhatWasQueued) {
 
 TEST_F(JobMemberTest, WaitForAStoreThatNeverComesEndsWithTheMember) {
   const Deadline watch = Deadline::after(seconds(10));
-  auto lonely = member(1);
-  lonely.reset();
+  auto single = member(1);
+  single.reset();
   EXPECT_FALSE(watch.expired());
 }
 
 TEST_F(JobMemberTest, StoreThatNeverComesIsNamed) {
-  auto lonely = member(1, 2, seconds(1));
-  EXPECT_THAT(await<Verdict>(*lonely).text,
+  auto single = member(1, 2, seconds(1));
+  EXPECT_THAT(await<Verdict>(*single).text,
               AllOf(HasSubstr("127.0.0.1:" + std::to_string(port_)),
                     HasSubstr("no process listens there")));
 }

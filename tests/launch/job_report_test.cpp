@@ -1,4 +1,4 @@
-// What `lockstep run --report` writes.
+// Tests what `lockstep run --report` writes.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>

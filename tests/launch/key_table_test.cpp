@@ -77,7 +77,7 @@ TEST_F(KeyTableTest, WhatHasNoRoomIsRefusedAndChangesNothing) {
   EXPECT_EQ(set("c", large).kind, Reply::Kind::refused);
   EXPECT_EQ(get("c"), "");
   EXPECT_EQ(table_.last_change(), changes);
-  // What is replaced or removed makes room.
+  // Entries that are replaced or removed make room.
   EXPECT_EQ(set("b", large).kind, Reply::Kind::done);
   remove("a");
   EXPECT_EQ(set("c", large).kind, Reply::Kind::done);

@@ -1,5 +1,5 @@
-// What agents of several nodes write into their store and read from it, without
-// a network and without waiting.
+// Tests what agents of several nodes write into their store and read from it,
+// without a network and without waiting.
 #include "lockstep/launch/nodes/node_protocol.h"
 
 #include <gmock/gmock.h>

@@ -215,7 +215,7 @@ class CutJob {
       const std::vector<std::string>& command)>;
 
   // Starts the nodes with `options`. A worker says "attempt N of M nodes" and
-  // ends when the file `end` is there.
+  // ends when the file `end` exists.
   CutJob(const Start& start, std::filesystem::path end,
          const std::vector<std::string>& options)
       : end_(std::move(end)) {

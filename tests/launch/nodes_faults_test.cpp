@@ -49,7 +49,7 @@ class NodesFaults : public NodesTest {
   std::vector<std::unique_ptr<RunningProgram>> nodes_;
 };
 
-// What depends on the store.
+// The settings that depend on the store.
 class NodesFaultsAtAStore : public NodesFaults,
                             public ::testing::WithParamInterface<const char*> {
  protected:
@@ -229,10 +229,10 @@ TEST_F(NodesFaults, SignalAfterAFailureDoesNotChangeTheExitCode) {
 }
 
 TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
-  auto lonely = start_script(meeting(endpoint(), 2, 0), "echo never");
+  auto single = start_script(meeting(endpoint(), 2, 0), "echo never");
   await_store();
-  lonely->signal(SIGTERM);
-  const auto result = lonely->finish(seconds(25));
+  single->signal(SIGTERM);
+  const auto result = single->finish(seconds(25));
   EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
   EXPECT_EQ(result.out, "");
 }
@@ -430,7 +430,7 @@ TEST_F(NodesFaults, StrangersAtTheStoreDoNotDisturbTheJob) {
     for (int turn = 0; turn < 150; ++turn) {
       FileDescriptor stranger = connect_to(store, seconds(20));
       ASSERT_TRUE(stranger);
-      // What is refused is no matter: the store may have closed already.
+      // An error of send() does not matter: the store may have closed already.
       [[maybe_unused]] auto sent =
           send(stranger.get(), words.data(), words.size(), MSG_NOSIGNAL);
       strangers.push_back(std::move(stranger));

@@ -149,7 +149,7 @@ TEST_F(Nodes, PrefixTemplateKnowsTheGlobalRank) {
 }
 
 // A shell loop runs several jobs: one node's next agent may come while the
-// store of the previous job is still there.
+// store of the previous job still exists.
 TEST_P(NodesAtAStore, JobsFollowEachOtherAtOneEndpoint) {
   const std::string command =
       std::string(LOCKSTEP_BIN_DIR) +

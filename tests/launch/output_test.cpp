@@ -195,7 +195,7 @@ TEST_F(Output, AnErrorFileThatCannotBeReadIsSaid) {
     return all.empty() ? "" : all.back();
   };
   EXPECT_EQ(said("echo '{\"message\": {\"mess' > $TORCHELASTIC_ERROR_FILE"),
-            "  its error file is no whole JSON");
+            "  its error file is not complete JSON");
   EXPECT_EQ(said(": > $TORCHELASTIC_ERROR_FILE"),
             "  its error file is empty; is the disk full?");
   EXPECT_EQ(said("echo '[]' > $TORCHELASTIC_ERROR_FILE"),

@@ -129,18 +129,18 @@ void environment(const Arguments& arguments) {
   say("joined");
 }
 
-struct Farewell {
-  ~Farewell() {
-    if (spoken) std::fputs("static destroyed\n", stdout);
+struct AtExit {
+  ~AtExit() {
+    if (speaks) std::fputs("static destroyed\n", stdout);
   }
-  bool spoken = false;
+  bool speaks = false;
 };
-Farewell farewell;
+AtExit at_exit;
 
 void statics(const Arguments&) {
   spawn(
       [](int) {
-        farewell.spoken = true;
+        at_exit.speaks = true;
         std::fputs("buffered, ", stdout);
       },
       1);

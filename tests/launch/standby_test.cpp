@@ -105,7 +105,7 @@ TEST_F(Standby, TakesThePlacesOfAllWorkersAtARestart) {
                                       " restart 1 stood by 1 sum 3 "));
   }
   EXPECT_EQ(count(job->out(), " mark none "), 4);
-  // What they wrote before is the rank's.
+  // The output that they wrote before is the rank's.
   EXPECT_EQ(count(job->out(), "]:early "), 4);
   EXPECT_EQ(count(job->out(), "/attempt_1/0/error.json"), 1);
 

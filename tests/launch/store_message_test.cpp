@@ -78,7 +78,7 @@ TEST(StoreMessage, ImpossibleLengthIsRefusedBeforeAnyByteOfTheMessage) {
   MessageBuffer largest;
   largest.append(std::string_view("\0\4\0\0", 4));
   EXPECT_FALSE(largest.take());
-  // What strangers may send is shorter.
+  // Messages of strangers must be shorter.
   MessageBuffer stranger;
   stranger.append(std::string_view("\0\0\0\x41", 4));
   EXPECT_THROW(stranger.take(64), MalformedMessage);
@@ -87,7 +87,7 @@ TEST(StoreMessage, ImpossibleLengthIsRefusedBeforeAnyByteOfTheMessage) {
 TEST(StoreMessage, EveryPartAndEveryByteTooManyIsRefused) {
   for (const Request& request : kRequests) {
     const std::string whole = body(encode(request));
-    // A worker's call takes all that is there.
+    // A worker's call takes all bytes that have come.
     const bool has_end = request.operation != Request::Operation::worker_call;
     const size_t end = has_end ? whole.size() : 9;
     for (size_t length = 0; length < end; length += 1 + end / 100) {

@@ -514,7 +514,7 @@ TEST(StoreServerImpostor, HostWithoutASecretIsNoHost) {
               HasSubstr("does not shake hands"));
 }
 
-// TLS alone is no proof: the impostor has a certificate and no secret.
+// TLS alone is not a proof: the impostor has a certificate and no secret.
 TEST(StoreServerImpostor, CertificateIsNoSubstituteForTheSecret) {
   EVP_PKEY* key = EVP_EC_gen("P-256");
   X509* certificate = X509_new();
@@ -550,7 +550,7 @@ TEST(StoreServerImpostor, CertificateIsNoSubstituteForTheSecret) {
   EVP_PKEY_free(key);
 }
 
-// What an agent sends must not be readable on the wire.
+// An agent's messages must not be readable on the wire.
 TEST(StoreServerWire, SecretAndRecordsAreNotReadable) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);

@@ -79,7 +79,7 @@ def mistakes(page, lockstep):
             if help_default != (here or theirs.strip("`")):
                 yield f"{name}: the help's default is {help_default}"
     for names in table:
-        yield f"{names} is no option of torchrun"
+        yield f"{names} is not an option of torchrun"
 
 
 found = list(mistakes(*sys.argv[1:]))

@@ -421,7 +421,7 @@ TEST_P(WorkerStores, RepliesThatNobodyTakesAreBounded) {
                 static_cast<ssize_t>(question.size()));
     }
   }
-  // What was asked before has been answered by then.
+  // Earlier requests have been answered by then.
   expect_unharmed(*before);
   EXPECT_LT(resident_bytes(), resident + (size_t{300} << 20));
 }

@@ -176,7 +176,7 @@ TEST_F(WorkerTableTest, WhatHasNoRoomIsRefusedAndChangesNothing) {
       ask({.operation = Operation::append, .key = "a", .value = large}).kind,
       Kind::refused);
   EXPECT_EQ(get("a").text, large);
-  // What is replaced or removed makes room.
+  // Entries that are replaced or removed make room.
   EXPECT_EQ(set("b", large).kind, Kind::done);
   EXPECT_EQ(ask({.operation = Operation::remove, .key = "a"}).number, 1);
   EXPECT_EQ(set("c", large).kind, Kind::done);

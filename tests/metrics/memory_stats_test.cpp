@@ -21,7 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::message_of;
 
-// What must be seen before the first call of record_memory_stats(), which is
+// These checks come before the first call of record_memory_stats(), which is
 // for the whole process.
 struct BeforeRecording {
   void* memory = c10::GetCPUAllocator()->raw_allocate(1 << 20);

@@ -62,7 +62,7 @@ TEST_F(MetricsLoggerTest, CsvHasAColumnForEachName) {
   EXPECT_THROW(log.log({{"other", 1}}, 5), std::logic_error);
 }
 
-// The rows of steps that a resumed training made again were there twice.
+// The file had the rows twice of steps that a resumed training made again.
 TEST_F(MetricsLoggerTest, RowsAfterTheResumedStepAreTakenBack) {
   for (const std::string& path : {csv_, json_}) {
     SCOPED_TRACE(path);
@@ -112,7 +112,7 @@ TEST_F(MetricsLoggerTest, APipeIsRefused) {
   const std::string pipe = folder_.file("pipe.csv");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_THAT(message_of([&] { const MetricsLogger log(pipe); }),
-              HasSubstr("is no regular file"));
+              HasSubstr("is not a regular file"));
 }
 
 TEST_F(MetricsLoggerTest, CsvGetsColumnsForNewNames) {

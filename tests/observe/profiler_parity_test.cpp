@@ -91,7 +91,7 @@ TEST(ProfilerParity, SchedulesOperatorsAndMetadataArePythons) {
       "gloo", {.init_method = "file://" + folder.file("store"),
                .world_size = 1,
                .rank = 0});
-  // What LibTorch's C++ frontend does in other steps than Python's (Linear
+  // Operations in which LibTorch's C++ frontend differs from Python's (Linear
   // without aten::linear, another memory format of the first gradient) is
   // spelled out.
   const auto parameter = [](at::IntArrayRef sizes) {

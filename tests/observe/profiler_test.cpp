@@ -183,7 +183,8 @@ WORLD_TEST(Profiler, TraceHasEachStepAndEachBucketOnce, 2) {
                                                      "rank1.2.pt.trace.json"));
 }
 
-// What c10d's NCCL backend tells profilers, for each backend once.
+// The parameters that c10d's NCCL backend tells profilers, for each backend
+// once.
 void expect_params_of_calls(const World& world, const char* backend) {
   auto group = init_process_group(backend);
   auto odd = new_group({1});
@@ -242,7 +243,7 @@ void expect_params_of_calls(const World& world, const char* backend) {
   }
   EXPECT_EQ(replayed, names);
   EXPECT_THAT(groups, HasSubstr("\"pg_name\":\"0\""));
-  // Rank 0 is no member of the first new group; all groups were counted.
+  // Rank 0 is not a member of the first new group; all groups were counted.
   const auto& distributed = trace["distributedInfo"];
   EXPECT_EQ(distributed.at("pg_count"), 3);
   EXPECT_EQ(distributed.at("pg_config").size(), world.rank == 0 ? 2 : 3);

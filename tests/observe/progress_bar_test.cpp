@@ -31,7 +31,7 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A file that is no terminal.
+// A file that is not a terminal.
 class PlainFile {
  public:
   ~PlainFile() { std::fclose(file_); }
@@ -233,7 +233,7 @@ TEST(ProgressBar, LinesAreWrittenAboveTheBar) {
   std::fputs("the end", terminal.get());
   const std::string text = terminal.text_until("the end");
   EXPECT_THAT(text, HasSubstr("\r\033[KEpoch 1 is done\r\n\r"));
-  // What does not stay is erased.
+  // A bar that does not stay is erased.
   EXPECT_THAT(text, EndsWith("\r\033[Kthe end"));
 }
 

@@ -1,5 +1,5 @@
-// What SummaryWriter does with ranks, with mistakes, and with a process or disk
-// that fails. tensorboard_interop_test.cpp compares what it writes.
+// Tests what SummaryWriter does with ranks, with mistakes, and with a process
+// or disk that fails. tensorboard_interop_test.cpp compares what it writes.
 
 #include "lockstep/observe/summary_writer.h"
 

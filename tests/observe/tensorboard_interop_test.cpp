@@ -90,7 +90,7 @@ void write_everything(const std::string& folder) {
   resumed.add_scalar("a", 1.0, 5, 1013.5);
 }
 
-// What Python cannot write, or writes in another way.
+// Values that Python cannot write, or writes in another way.
 void write_alone(const std::string& folder) {
   SummaryWriter writer(folder);
   writer.add_histogram("nothing", torch::tensor({kNaN, kInfinity}));

@@ -41,7 +41,7 @@ class Trace {
     return found;
   }
 
-  // How often each name that begins so is there.
+  // How often each name that begins so occurs.
   std::map<std::string, int> counts(const std::string& begin_of_name) const {
     std::map<std::string, int> counted;
     for (const auto& event : events(begin_of_name)) {

@@ -538,8 +538,8 @@ TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("is of Long")));
 }
 
-// What the errors above advise gives the numbers of a parameter that was never
-// refused.
+// The advice of the errors above gives the numbers of a parameter that was
+// never refused.
 TEST(FusedOptimizers, TheAdviceForWhatIsRefusedIsRight) {
   const auto options = torch::optim::SGDOptions(0.1);
   const at::Tensor start = torch::arange(8.0).view({4, 2});

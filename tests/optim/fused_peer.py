@@ -72,8 +72,8 @@ CASES = {
         {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.1},
     ),
 }
-# What the group of each parameter gives; the last one is added after seven
-# steps. Many values are the defaults of the classes.
+# The options that the group of each parameter gives; the last one is added
+# after seven steps. Many values are the defaults of the classes.
 GROUPS = {
     "sgd_groups": [
         {},

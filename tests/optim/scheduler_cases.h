@@ -18,7 +18,7 @@ namespace lockstep::internal::testing {
 constexpr int kSteps = 60;
 constexpr int kMiddle = 25;  // where a state is saved
 
-// What is common to all schedulers, also to ReduceLROnPlateau.
+// The interface of all schedulers, also of ReduceLROnPlateau.
 struct Scheduled {
   std::unique_ptr<ResumableScheduler> scheduler;
   std::function<void(int step)> step;
@@ -44,7 +44,7 @@ struct SchedulerCase {
   std::string name;
   bool adam = false;
   std::function<Scheduled(torch::optim::Optimizer&)> make;
-  // The step before which a group is added; -1: none is.
+  // The step before which a group is added; -1 if none is.
   int adds_group_at = -1;
 };
 

@@ -50,7 +50,7 @@ struct Outcome {
 };
 
 struct Training {
-  std::function<CommHook()> hook{};  // null: no hook
+  std::function<CommHook()> hook{};  // null means no hook
   std::function<std::shared_ptr<ModelAverager>()> averager{};
   double lr{0.1};
 };

@@ -317,7 +317,7 @@ WORLD_TEST(DcpInterop, WhatWeSavedGoesOnInPython, 2) {
     if (world.rank == 0) save_model(folder / "cpp-layouts-end.pt", *net);
   }
   if (world.rank == 0) {
-    // What the flat pieces hold together.
+    // The elements that the flat pieces hold together.
     NamedTensors moments;
     const auto whole = load_snapshot_file(folder / "cpp-zero");
     const auto names = state_dict(*net);

@@ -1,6 +1,6 @@
-// What a forward writes: into its reference arguments, into its inputs, into
-// its parameters; and what the caller writes into its result. Each wrapper does
-// what one process does, or refuses it by name.
+// Tests what a forward writes: into its reference arguments, into its inputs,
+// into its parameters; and what the caller writes into its result. Each wrapper
+// does what one process does, or refuses it by name.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -225,10 +225,10 @@ void expect_averages(const World& world) {
   }
 }
 
-// What forward put into a reference argument was announced late, and with mixed
-// precision the argument was not cast, or an optional was refused. A view that
-// the caller wrote gave other results of its memory new values and the old
-// history, so gradients were wrong.
+// A tensor that forward put into a reference argument was announced late, and
+// with mixed precision the argument was not cast, or an optional was refused. A
+// view that the caller wrote gave other results of its memory new values and
+// the old history, so gradients were wrong.
 WORLD_TEST(ForwardWrites, ComesBackFromDistributedDataParallel, 1, 2, 3) {
   auto group = init_process_group();
   expect_averages<WritesATensor>(world);

@@ -132,8 +132,8 @@ WORLD_TEST(SyncBatchNormTraining, EqualsItWithCumulativeStatistics, 2) {
   expect_same_training(world, at::kDouble, {5, 7}, std::nullopt);
 }
 
-// What forward writes: its input, the norm's result, a reference argument; and
-// what the caller writes: the result, which is a view.
+// Tests what forward writes: its input, the norm's result, a reference
+// argument; and what the caller writes: the result, which is a view.
 template <typename Norm>
 struct WritesNetImpl : torch::nn::Module {
   WritesNetImpl() {

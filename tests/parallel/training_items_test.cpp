@@ -296,7 +296,7 @@ WORLD_TEST(TrainingItems, RanksThatDifferAreNamedBeforeTraining, 2) {
   expect_refusal("/", state,
                  "the optimizer of rank 1 has 2 parameter groups, and that of "
                  "rank 0 has 1");
-  // What a load or the training may make equal.
+  // The values that a load or the training may make equal.
   state.optimizer = &one;
   one.param_groups()[0].options().set_lr(is_first ? 0.1 : 0.2);
   const std::string path = (world.folder / "later/").string();

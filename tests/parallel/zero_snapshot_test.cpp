@@ -171,7 +171,7 @@ WORLD_TEST(ZeroSnapshot, EveryOptimizerIsResharded, 3) {
                                   {.cut_parameters = false});
 }
 
-// What one process saved, sharded ranks load.
+// Sharded ranks load the state that one process saved.
 WORLD_TEST(ZeroSnapshot, TheStateOfAPlainOptimizerIsTaken, 2, 3) {
   auto group = init_process_group();
   const std::string path = (world.folder / "plain").string() + "/";

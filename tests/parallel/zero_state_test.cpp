@@ -284,7 +284,7 @@ WORLD_TEST(ZeroState, IsLoadedByNamesAndNotByPosition, 1, 2) {
   expect_same_moments(moments_of(by_module, *third), expected);
 }
 
-// What the error of torch::load() recommends.
+// Tests the recommendation of the error of torch::load().
 WORLD_TEST(ZeroState, ArchivesAreLoadedThroughThePlainOptimizer, 2) {
   const auto group = init_process_group();
   ZeroNet plain_net, net;

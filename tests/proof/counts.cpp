@@ -1,4 +1,4 @@
-// What one rank of a training needs and sends, counted: bytes of memory
+// Counts what one rank of a training needs and sends: bytes of memory
 // (metrics/memory_stats.h), and operations, calls and bytes of one step (flight
 // recorder), beside what dry_run() computes. counts.py gives the cases and
 // compares with formulas.

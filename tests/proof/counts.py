@@ -228,8 +228,8 @@ def pipeline_bytes(case):
         add(rows[other], "pipeline", "isend", count, count * PRESENCE)
         add(rows[one], "pipeline", "irecv", count, count * PRESENCE)
     for each in rows:
-        # What the ranks tell each other at the beginning of a step: 5 numbers,
-        # and one for each micro-batch.
+        # The ranks' messages to each other at the beginning of a step: 5
+        # numbers, and one for each micro-batch.
         add(each, "pipeline", "all_gather_into_tensor", 1,
             ranks * (5 + count) * 8)
     return rows
@@ -495,8 +495,8 @@ def beside_states(case):
     what = "the gradients of one block, what is reduced, and Gloo's copies of it"
     if stage == 3:
         return copies + 3 * unit, "two gathered blocks, " + what
-    # The peak is where backward begins: the shards are there beside what was
-    # gathered, and gradients are not.
+    # The peak is where backward begins: the shards exist beside what was
+    # gathered, and gradients do not.
     return copies + unit, what
 
 

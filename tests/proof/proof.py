@@ -583,7 +583,7 @@ def zoo(programs, report, _quick):
         "sparse gradients with SGD) and clipped to a norm of 0.4. The largest "
         f"difference from one process in float64 after {STEPS} steps, of a "
         f"loss, a norm or a parameter; bound {BOUND['float64']:g}. Where there "
-        "is no number, the wrapper refuses the model, or the model cannot be "
+        "is not a number, the wrapper refuses the model, or the model cannot be "
         "divided so.")
     report.table("", "DistributedDataParallel", "ZeroRedundancyOptimizer",
                  "FullyShard, shared memory", "FullyShard, private memory",

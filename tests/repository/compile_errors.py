@@ -39,7 +39,7 @@ MISTAKES = [
     ("save_snapshot(\"a\", state, {.sharde = true})", *PLAIN),
     ("spawn([](int) {}, 2, {.joins = true})", *PLAIN),
 ]
-# What Python's users write.
+# The mistakes of programs that are written as in Python.
 RIGHT = [
     "optim::CosineAnnealingLR a(optimizer, {.T_max = 10})",
     "optim::CosineAnnealingWarmRestarts a(optimizer, {.T_0 = 10, .T_mult = 2})",

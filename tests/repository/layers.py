@@ -118,7 +118,7 @@ def check_namespaces(source):
             if match and path in public and not inside and match[1] not in {
                     "lockstep", "lockstep::nn", "lockstep::optim",
                     "lockstep::metrics"}:
-                yield f"{here}: {match[1]} is no namespace of users"
+                yield f"{here}: {match[1]} is not a namespace of users"
             if re.match(r"\s*using namespace .*internal", line):
                 yield f"{here}: lets internal names into another namespace"
 

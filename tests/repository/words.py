@@ -6,28 +6,113 @@ Prints a line for each place that it refuses, and how to say it instead. It know
 a few words only; that a sentence can be understood is for its readers to check.
 """
 
+import dataclasses
 import pathlib
 import re
 import sys
 
-# What is refused in any prose, unless `unless` is in the same sentence.
 PERSON = (
     r"\b(user|caller|reader|person|people|engineer|operator|maintainer|author"
     r"|you|program(mer)?|somebody|nobody|anybody|those)\b"
 )
+# A word that begins a note on a value: "null: none".
+VALUE = (
+    r"([Nn]ull|[Nn]one|[Ee]mpty|[Uu]nset|[Zz]ero|[Tt]rue|[Ff]alse|[Nn]egative"
+    r"|0|-1)"
+)
+
+
+@dataclasses.dataclass
+class Rule:
+    """Words that are refused in any prose, unless `unless` is in the same
+    sentence. main() checks that `wrong` is refused and `right` is not."""
+
+    words: str
+    advice: str
+    wrong: str
+    right: str
+    unless: str = ""
+
+
 RULES = [
-    (
+    Rule(
         r"\bbehind (a|an|each|every|its|it|that|this|them|these|the|one|all)\b",
-        None,
         '"behind" is a place: "after", or what the place is',
+        "freeze parameters behind the construction",
+        "The rank is behind the gateway",
     ),
-    (r"\b(parted|divided) by (commas|spaces|a comma|blanks)\b", None, '"separated by"'),
-    (r"(?<!\w)[Ww]hoever\b", PERSON, '"whoever" is a person: name the rank or thread'),
-    (r"(?<![\w\"'])[Ww]ho\b", PERSON, '"who" is a person: "the rank that"'),
-    (r"\bhimself\b", r"\buser\b", "say who: a rank is not a person"),
+    Rule(
+        r"\b(parted|divided) by (commas|spaces|a comma|blanks)\b",
+        '"separated by"',
+        "names, parted by commas",
+        "names, separated by commas",
+    ),
+    Rule(
+        r"(?<!\w)[Ww]hoever\b",
+        '"whoever" is a person: name the rank or thread',
+        "Whoever waits is woken.",
+        "Whoever calls is a user.",
+        PERSON,
+    ),
+    Rule(
+        r"(?<![\w\"'])[Ww]ho\b",
+        '"who" is a person: "the rank that"',
+        "The rank who waits is woken.",
+        "A user who waits may look.",
+        PERSON,
+    ),
+    Rule(
+        r"\bhimself\b",
+        "say who: a rank is not a person",
+        "The rank waits for himself.",
+        "A user may do it himself.",
+        r"\buser\b",
+    ),
+    Rule(
+        r"(?<![Tt]here )\b(is|are|was|were) no (?!longer|more|less|fewer|such|better"
+        r"|worse|slower|faster|larger|smaller|greater|sooner|later|different"
+        r"|easier|one\b)[\w\"]",
+        '"is not a ..."',
+        "stdout is no terminal",
+        "there is no terminal, and it is no longer used",
+    ),
+    Rule(
+        r"\b(is|are|was|were|be|been)( (not|all|yet|already|still|both|always|never"
+        r"|only|now|no longer))* there\b(?! (is|are|was|were|an?|no|any|anything"
+        r"|more|enough|something|nothing|such|another|still an?|already an?)\b)",
+        '"there" is a place: "exists", "has arrived", "is set"',
+        "until all ranks are there",
+        "Is there a rank? All that there is lies there.",
+    ),
+    Rule(
+        r"(^|[;./] |\()" + VALUE + r": (?!\d)",
+        'a sentence: "null if there is none", "0 means all ranks"',
+        "null: none; empty: found out",
+        "Exit codes: 0: equal; 1: they differ; 2: wrong arguments",
+        r"\b1: ",
+    ),
+    Rule(
+        r"\b(that|those) of\b[^,.;:]*\b(is|are|by|of|in|with|as|to) (that|those) of\b"
+        r"|\bthat one's\b",
+        "name the thing instead of a chain of pronouns",
+        "that of a part is that of the whole",
+        "the losses are those of one process",
+    ),
 ]
+# Names and words for theatre, in code as well.
+THEATRE = Rule(
+    r"(?i)forsak|forsook|\bin[_ ]peace\b|doomed|\bk?deaf|farewell|(\b|_)fate(\b|_)",
+    "a name says the event: abandon, left_normally, ending, ignored_until",
+    "drop_doomed();",
+    "drop_ending();",
+)
 # What a comment does not begin with.
-BEGINNING = re.compile(r"(Of|By|Behind|Who)\b")
+BEGINNING = Rule(
+    r"(Of|By|Behind|Who|What)\b",
+    "a comment begins with its subject or a verb",
+    "What needs two moments.",
+    "The rates, which need two samples.",
+)
 # Uses that are right: a place in space, or a quotation.
 RIGHT = re.compile(
     r"behind (a|the) (NAT|gateway|proxy|firewall|load balancer)|`[^`]*`", re.I
@@ -98,26 +183,41 @@ def sentence_at(text, position):
 def findings(path, lines):
     page = path.suffix == ".md"
     for number, text in paragraphs(lines) if page else comments(lines):
-        if not page and BEGINNING.match(text.strip()):
-            yield number, text, "a comment begins with its subject or a verb"
-        yield from refused(number, text)
+        if not page and re.match(BEGINNING.words, text.strip()):
+            yield number, text, BEGINNING.advice
+        yield from refused(number, text, RULES)
     if path.suffix in {".h", ".cpp", ".cu"}:
         for number, text in literals(lines):
-            yield from refused(number, text)
+            yield from refused(number, text, RULES)
+    for number, line in enumerate(lines, 1):
+        yield from refused(number, line, [THEATRE])
 
 
-def refused(number, text):
+def refused(number, text, rules):
     plain = RIGHT.sub(lambda found: " " * len(found[0]), text)
-    for words, unless, advice in RULES:
-        for found in re.finditer(words, plain):
+    # Words may stand on two lines.
+    flat = plain.replace("\n", " ")
+    for rule in rules:
+        for found in re.finditer(rule.words, flat):
             sentence = sentence_at(plain, found.start())
-            if unless and re.search(unless, sentence):
+            if rule.unless and re.search(rule.unless, sentence):
                 continue
             line = number + plain[: found.start()].count("\n")
-            yield line, sentence, advice
+            yield line, sentence, rule.advice
+
+
+def check_rules():
+    for rule in [*RULES, THEATRE]:
+        for text, wanted in ((rule.wrong, True), (rule.right, False)):
+            if any(refused(1, text, [rule])) != wanted:
+                sys.exit(f"words.py: {rule.words!r} is wrong about {text!r}")
+    if not re.match(BEGINNING.words, BEGINNING.wrong) or re.match(
+            BEGINNING.words, BEGINNING.right):
+        sys.exit("words.py: BEGINNING is wrong about its examples")
 
 
 def main():
+    check_rules()
     source = pathlib.Path(sys.argv[1])
     files = [path for folder in FOLDERS for path in (source / folder).rglob("*")]
     count = 0

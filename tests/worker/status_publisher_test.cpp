@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 
 constexpr milliseconds kLong{20'000};
 
-// What an agent does for the publishers of this process.
+// The part of an agent for the publishers of this process.
 class FakeAgent {
  public:
   FakeAgent()

@@ -41,8 +41,8 @@ class SafetensorsReader {
 // bytes with the length N of the header, little-endian; N bytes of JSON; the
 // tensors' bytes without gaps. The model's tensors have Python's names;
 // everything else in a snapshot has names that begin with "lockstep."
-// (docs/internals/snapshot-formats.md). They throw the errors of save_snapshot_file() and
-// load_snapshot_file().
+// (docs/internals/snapshot-formats.md). They throw the errors of
+// save_snapshot_file() and load_snapshot_file().
 void write_safetensors(AtomicFile& file, const Snapshot& snapshot);
 Snapshot read_safetensors(const InputFile& file);
 

@@ -12,8 +12,8 @@ struct SafetensorsTree {
   // The model's tensors under their own names, all others under "lockstep.", in
   // file form (tensor_bytes.h).
   NamedTensors tensors;
-  // Further names of the model's tensors, each with the one under which the
-  // tensor is there: entries of "__metadata__", as those of Python's
+  // Further names of the model's tensors, each with the name under which the
+  // snapshot has the tensor: entries of "__metadata__", as those of Python's
   // safetensors.torch.save_model().
   std::map<std::string, std::string> aliases{};
   // JSON with everything that is not a tensor. Empty if the file was not

@@ -7,8 +7,8 @@
 
 #include "lockstep/checkpoint/snapshot.h"
 
-// What a snapshot holds beside tensors, as JSON: in the header of a single
-// safetensors file, and in the manifest of a folder.
+// The values of a snapshot beside its tensors, as JSON: in the header of a
+// single safetensors file, and in the manifest of a folder.
 namespace lockstep::internal {
 
 // Returns an object with the members epochs_run, step, sampler_state, metadata
@@ -18,7 +18,7 @@ nlohmann::json numbers_of(const Snapshot& snapshot);
 // Returns a scheduler's state as JSON. Throws std::invalid_argument for what
 // take_numbers() would give back as something else, or not at all: a dict with
 // an integer as a name, which would be a Counter; the texts "inf", "-inf" and
-// "nan", which would be numbers; a state that is no dict, or is nested too
+// "nan", which would be numbers; a state that is not a dict, or is nested too
 // deeply. (An empty Counter comes back as an empty dict.)
 nlohmann::json scheduler_json(const StateTree& state);
 

@@ -10,8 +10,8 @@
 namespace lockstep::internal {
 
 // XXH3 with 64 bits (github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seed 0.
-// It finds damage, at about the speed at which memory is read; it is no defence
-// against forgery.
+// It finds damage, at about the speed at which memory is read; it does not
+// protect against forgery.
 uint64_t xxh3(const void* data, size_t size);
 inline uint64_t xxh3(std::string_view text) {
   return xxh3(text.data(), text.size());

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What follows the checksummed text.
+// The text after the one that has the checksum.
 std::string manifest_tail(uint64_t checksum) {
   return ",\n \"xxh3\": \"" + hex_of(checksum) + "\"\n}\n";
 }

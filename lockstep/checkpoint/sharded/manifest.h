@@ -27,7 +27,7 @@ struct Manifest {
   int64_t world_size = 1;
   // Only its numbers and texts: epochs_run, step, sampler_state, metadata.
   Snapshot numbers{};
-  // None: no optimizer was saved.
+  // None if no optimizer was saved.
   std::optional<std::vector<NamedGroup>> param_groups{};
   std::optional<int64_t> averager_step{};  // of that optimizer
   // The further names of a parameter that a module has under several (tied

@@ -28,7 +28,7 @@ class SaveFiles {
   // Opens a folder, for its lock, which changes nothing. Returns none, and
   // errno says why, if that is not possible. A test may do something before it.
   virtual FileDescriptor open_folder(const std::string& path);
-  // Makes a file for writing. A file that is there already is an error.
+  // Makes a file for writing. A file that exists already is an error.
   FileDescriptor create(const std::string& path);
   void write_at(const FileDescriptor& file, const std::string& path,
                 uint64_t offset, const void* data, size_t size);

@@ -51,7 +51,8 @@ WrittenFile write_shard_file(
     std::map<std::string, std::string> metadata,
     std::map<std::string, std::string>* checksums = nullptr);
 
-// What a header of ours or of PyTorch's says of one tensor beyond the format.
+// The entries for one tensor that a header of ours or of PyTorch's has beyond
+// the format.
 struct ShardDetails {
   // The place of the entry in the whole tensor. Zeros if the file does not say.
   Sizes offsets;

@@ -60,7 +60,8 @@ std::vector<std::string> model_names(const TensorFiles& files,
                                      const std::string& prefix) {
   std::vector<std::string> names = files.names_under(prefix);
   if (prefix.empty()) {
-    // What else a folder of PyTorch's, or a single file of ours, may hold.
+    // Other items that a folder of PyTorch's, or a single file of ours, may
+    // hold.
     std::erase_if(names, [](const std::string& name) {
       return name.starts_with(kOptimizerPrefix) ||
              name.starts_with("lockstep.");
@@ -220,8 +221,8 @@ std::map<std::string, at::Tensor> options_of(const TensorFiles& files,
   return options;
 }
 
-// Returns those of a group, which must be the same for all its parameters. What
-// is saved for none of them is not there.
+// Returns those of a group, which must be the same for all its parameters.
+// State that was saved for none of them is missing.
 std::map<std::string, at::Tensor> options_of(const TensorFiles& files,
                                              size_t number,
                                              const NamedGroup& group) {
@@ -348,10 +349,11 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     for (const std::string& name : all) {
       const std::string of = name.substr(0, name.rfind('.'));
       if (!own_names.contains(of)) {
-        parameters.add_foreign(of,
-                               "it has state for " + of +
-                                   ", which is no parameter of the optimizer",
-                               foreign);
+        parameters.add_foreign(
+            of,
+            "it has state for " + of +
+                ", which is not a parameter of the optimizer",
+            foreign);
       }
     }
   }
@@ -423,7 +425,7 @@ struct ReadySnapshot {
   std::function<void()> scheduler;
   std::vector<std::function<void()>> objects;  // which may throw
   std::optional<at::Tensor> generator;
-  // What this rank lacks, and another must have.
+  // The items that this rank lacks, and another must have.
   std::vector<std::string> foreign_tensors;
   Foreign foreign_parameters;
   LoadedSnapshot parts;  // which were restored and which were not
@@ -791,7 +793,7 @@ class FolderLoad {
   std::map<std::string, OptimizerShards::State> optimizers_;  // of items
   std::exception_ptr optimizer_failure_;
 
-  // What the next three say is about the snapshot that is tried.
+  // The next three are about the snapshot that is tried.
   ReadySnapshot ready_;
   Readiness readiness_ = Readiness::kFailed;
   std::exception_ptr failure_;

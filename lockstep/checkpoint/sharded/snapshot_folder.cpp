@@ -76,7 +76,8 @@ void require_folder_of_snapshots(const std::string& folder) {
   }
 }
 
-// Looks only whether what the manifest lists is there with the right size.
+// Looks only whether each file that the manifest lists exists with the right
+// size.
 bool is_complete(const std::string& path) {
   try {
     std::ifstream in(path + "/" + kManifestName, std::ios::binary);

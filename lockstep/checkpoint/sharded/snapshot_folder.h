@@ -80,11 +80,12 @@ class SnapshotBeingSaved {
 void link_latest(SaveFiles& files, const std::string& path);
 
 // Removes all snapshots in `folder` but the newest `keep_last` that are
-// complete (0: removes none), those whose step is a multiple of `keep_every`
-// (0: none of them), and those that are not complete. Returns the paths of what
-// it removed. A snapshot is renamed before its files are removed, so none is
-// ever there in part. Warns, once, of one that cannot be removed; its rest has
-// a temporary name then, and is removed by a later save if that can.
+// complete, those whose step is a multiple of `keep_every` (0 means no step),
+// and those that are not complete. Removes nothing if `keep_last` is 0. Returns
+// the paths of what it removed. A snapshot is renamed before its files are
+// removed, so none ever exists in part. Warns, once, of one that cannot be
+// removed; its rest has a temporary name then, and is removed by a later save
+// if that can.
 std::vector<std::string> remove_old_snapshots(SaveFiles& files,
                                               const std::string& folder,
                                               int64_t keep_last,

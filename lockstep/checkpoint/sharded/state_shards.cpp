@@ -49,7 +49,7 @@ std::string checksum_of_values(const at::Tensor& tensor) {
                   hex_of(checksum.value()));
 }
 
-// What a rank has under a name: an entry of its stages_of().
+// The tensors of a rank under one name: an entry of its stages_of().
 struct NamedOnRank {
   NamedOnRank(const nlohmann::json& entry, size_t on_rank) : rank(on_rank) {
     const bool is_buffer = entry.is_array();

@@ -39,7 +39,7 @@ class TensorFiles {
 
   // Opens the snapshot in `folder`: one of ours, if there is a manifest, which
   // must fit the files; otherwise those of model.safetensors.index.json, if it
-  // is there; otherwise all files that end in ".safetensors".
+  // exists; otherwise all files that end in ".safetensors".
   //
   // Throws SnapshotError that names the file if something is missing, damaged
   // or of another kind (a folder of ours without a manifest is a save that did

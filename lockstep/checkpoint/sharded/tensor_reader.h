@@ -12,7 +12,7 @@
 namespace lockstep::internal {
 
 // Reads tensors from TensorFiles, or parts of them, whichever way they are
-// divided there, into tensors that are there already: first everything is
+// divided there, into existing tensors: first everything is
 // verified, then everything is read. So a damaged file changes nothing, and
 // reading takes little memory of its own (16 MiB for each thread).
 class TensorReader {

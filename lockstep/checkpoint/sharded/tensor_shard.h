@@ -25,11 +25,11 @@ struct Shard {
   Box box;
 };
 
-// This rank has the elements `range` of a box of the tensor (none: of the whole
-// tensor), counted in row-major order of the box after permuting its dimensions
-// by `order`: position d of the permuted box is dimension order[d]. For the
-// pieces of ZeroRedundancyOptimizer, which are ranges of a parameter's memory,
-// and for layouts that have a range (tensor_layout.h).
+// This rank has the elements `range` of a box of the tensor (none means the
+// whole tensor), counted in row-major order of the box after permuting its
+// dimensions by `order`: position d of the permuted box is dimension order[d].
+// For the pieces of ZeroRedundancyOptimizer, which are ranges of a parameter's
+// memory, and for layouts that have a range (tensor_layout.h).
 struct FlatShard {
   Range range;
   Sizes order;

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-// What `lockstep bench` can measure. Sizes and bandwidths are defined as in
-// NCCL's tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter,
-// which that page leaves out, src/gather.cu and src/scatter.cu).
+// The operations that `lockstep bench` can measure. Sizes and bandwidths are
+// defined as in NCCL's tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather
+// and scatter, which that page leaves out, src/gather.cu and src/scatter.cu).
 namespace lockstep::internal::bench {
 
 enum class Volume {

@@ -32,7 +32,8 @@ struct Options {
   int rounds = 0;
   int competing = 0;                 // processes that compute meanwhile
   std::vector<std::string> peers{};  // names of kPeers, in its order
-  std::string python{};              // --python; empty: to be searched for
+  // --python; if it is empty, it is searched for.
+  std::string python{};
   std::chrono::milliseconds timeout{};
   std::string json{};  // a path, "-" or empty
   std::string plot{};  // a path, or empty

@@ -20,7 +20,7 @@ struct Configuration {
   int64_t bytes() const { return elements * dtype.bytes; }
 };
 
-// What was measured of one side.
+// The figures of one side.
 struct Figures {
   std::string side;
   std::string error{};  // why there are no figures; only for peers

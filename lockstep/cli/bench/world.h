@@ -36,7 +36,7 @@ class Refusal : public std::runtime_error {
   bool is_users_mistake_;
 };
 
-// What starts the ranks of a world.
+// Starts the ranks of a world.
 enum class Launch {
   by_world,    // the World: one process for each rank
   by_program,  // the program, of which there is one process
@@ -61,7 +61,7 @@ class World {
   void await_ready();
 
   const std::string& name() const { return name_; }
-  // What rank 0 said of itself when it was ready.
+  // The description of itself that rank 0 gave when it was ready.
   const nlohmann::json& facts() const { return facts_; }
 
   // Sends `request` to every rank and returns their answers, by rank. Throws

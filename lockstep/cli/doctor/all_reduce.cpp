@@ -56,8 +56,8 @@ Finding check_all_reduce(const std::optional<CapturedProgram>& answer) {
     finding.found = "two ranks of this host failed";
     if (!answer->in_time) {
       finding.found = "two ranks of this host did not end in time";
-    } else if (!answer->last_words().empty()) {
-      finding.found += ": " + answer->last_words();
+    } else if (!answer->last_line().empty()) {
+      finding.found += ": " + answer->last_line();
     }
     finding.fail(
         "Fix what fails or warns above first, then try lockstep bench "

@@ -56,7 +56,7 @@ void await_end(ChildProcess& child, const Deadline& deadline) {
 
 }  // namespace
 
-std::string CapturedProgram::last_words() const {
+std::string CapturedProgram::last_line() const {
   const size_t last = err.find_last_not_of("\n ");
   if (last == std::string::npos) return {};
   const size_t before = err.rfind('\n', last);

@@ -17,7 +17,7 @@ struct CapturedProgram {
   bool succeeded() const { return in_time && exit_code == 0; }
   // Returns the last line of stderr, where programs say why they failed; empty
   // if they said nothing.
-  std::string last_words() const;
+  std::string last_line() const;
 };
 
 // Runs a program with this environment and without stdin. Blocks until it has

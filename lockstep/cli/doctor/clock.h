@@ -7,7 +7,7 @@
 
 namespace lockstep::internal {
 
-// What the kernel knows of its clock (adjtimex(2)).
+// The kernel's view of its clock (adjtimex(2)).
 struct ClockState {
   bool synchronised = false;
   int64_t most_error_us = 0;  // how wrong it may be

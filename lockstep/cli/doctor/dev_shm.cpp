@@ -19,7 +19,7 @@ namespace {
 // cannot reach each other directly, DataLoaders a batch for each worker.
 constexpr int64_t kLittleSpace = int64_t{256} << 20;
 
-// Returns why no file can be made in `folder`; 0: one can.
+// Returns why no file can be made in `folder`; 0 if one can.
 int error_of_writing(const std::filesystem::path& folder) {
   std::string name = (folder / "lockstep_XXXXXX").string();
   const FileDescriptor fd(::mkostemp(name.data(), O_CLOEXEC));

@@ -38,7 +38,7 @@ long count_of(const std::vector<Finding>& findings, Health health) {
   return std::ranges::count(findings, health, &Finding::health);
 }
 
-// What other programs print may have several lines.
+// The output of other programs may have several lines.
 std::string one_line(std::string text) {
   std::ranges::replace(text, '\n', ' ');
   return text;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kConnectTime{1000};
 
-// Returns why no process can listen at the endpoint; 0: one can.
+// Returns why no process can listen at the endpoint; 0 if one can.
 int error_of_listening(const Endpoint& endpoint, const SocketAddress& own) {
   const FileDescriptor fd = bind_for_nodes(endpoint, own);
   return fd && ::listen(fd.get(), 1) == 0 ? 0 : errno;

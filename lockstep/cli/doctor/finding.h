@@ -14,12 +14,13 @@ enum class Health {
   fail   // jobs cannot run, or stop with an error
 };
 
-// What one check of `lockstep doctor` found.
+// The result of one check of `lockstep doctor`.
 struct Finding {
   std::string name;  // "open files"
   Health health = Health::ok;
-  std::string found{};   // what is there: a part of a sentence
-  std::string advice{};  // what to do: sentences. May be there if all is well.
+  std::string found{};  // the finding: a part of a sentence
+  // The advice, in sentences. It may be given if all is well.
+  std::string advice{};
   // The figures, for programs.
   nlohmann::ordered_json values = nlohmann::ordered_json::object();
 

@@ -72,8 +72,8 @@ std::vector<Finding> check_libtorch(
   if (answer->exit_code != 0 || !torch.is_object()) {
     trouble.found = "a program that links it ended with exit code " +
                     std::to_string(answer->exit_code);
-    if (!answer->last_words().empty()) {
-      trouble.found += ": " + answer->last_words();
+    if (!answer->last_line().empty()) {
+      trouble.found += ": " + answer->last_line();
     }
     trouble.fail(
         "No rank can start. Install the LibTorch that Lockstep was built with "

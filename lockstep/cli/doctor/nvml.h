@@ -11,11 +11,11 @@
 
 namespace lockstep::internal {
 
-// What NVML (base/nvml.h) says of the GPUs of this host.
+// The GPUs of this host, as NVML (worker/nvml.h) describes them.
 struct NvmlAnswer {
   struct Gpu {
     std::string name;
-    int64_t memory_bytes = 0;  // 0: not known
+    int64_t memory_bytes = 0;  // 0 if it is not known
   };
   std::string error{};   // not empty: why it says nothing more
   std::string driver{};  // "580.82.07"

@@ -21,7 +21,7 @@ enum class FlightVerdict {
   consistent,
 };
 
-// What one rank did at the sequence number in question.
+// The operation of one rank at the sequence number in question.
 struct FlightRow {
   int rank = 0;
   const FlightFile* file = nullptr;    // nullptr: no record
@@ -33,12 +33,12 @@ struct FlightGroupComparison {
   std::string name{};
   std::vector<int> ranks{};
   FlightVerdict verdict = FlightVerdict::consistent;
-  // The sequence number to which the verdict belongs; 0: none.
+  // The sequence number to which the verdict belongs; 0 if there is none.
   uint64_t number = 0;
   // The ranks that diverged. If no side of a mismatch is the largest, these are
   // the ranks of all sides.
   std::vector<int> blamed{};
-  // What happened, one sentence for each finding, the most important first.
+  // The findings, one sentence each, the most important first.
   std::vector<std::string> findings{};
   std::vector<FlightRow> rows{};
   // Messages that still run, and those that failed; one sentence for each.

@@ -10,7 +10,7 @@
 // A flight record (docs/internals/flight-recorder.md) as it was read.
 namespace lockstep::internal {
 
-// what() is one line: the file, the place in it, what is there and what is
+// what() is one line: the file, the place in it, what it has and what is
 // allowed.
 class FlightFileError : public std::runtime_error {
  public:
@@ -20,11 +20,11 @@ class FlightFileError : public std::runtime_error {
 // Times are nanoseconds since 1970.
 struct FlightEntry {
   uint64_t id = 0;
-  uint64_t number = 0;  // 0: a message
+  uint64_t number = 0;  // 0 for a message
   std::string operation{};
-  std::string dtype{};      // empty: none
-  std::string reduce_op{};  // empty: none
-  int peer = -1;            // -1: none, or any
+  std::string dtype{};      // empty if there is none
+  std::string reduce_op{};  // empty if there is none
+  int peer = -1;            // -1 for none, or for any
   uint64_t in_elements = 0;
   uint64_t out_elements = 0;
   FlightState state = FlightState::scheduled;
@@ -37,13 +37,13 @@ struct FlightEntry {
 struct FlightFileGroup {
   std::string name{};
   std::vector<int> ranks{};
-  uint64_t last_number = 0;  // of the last collective; 0: none
+  uint64_t last_number = 0;  // of the last collective; 0 if there is none
   std::vector<FlightEntry> entries{};
 };
 
 struct FlightFile {
   std::string path{};
-  std::string job{};  // empty: not known
+  std::string job{};  // empty if it is not known
   std::string host{};
   int rank = 0;
   int world_size = 0;

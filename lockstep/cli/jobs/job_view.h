@@ -17,8 +17,8 @@ struct JobMoment {
   int64_t time_ns = 0;  // of the steady clock
   JobStatus status{};
   // Both are by local rank, as status.workers. An entry is nothing if the
-  // worker has ended or, of the first, if it publishes nothing: it is no
-  // program of Lockstep, or has not come so far.
+  // worker has ended or, of the first, if it publishes nothing: it is not
+  // a program of Lockstep, or has not come so far.
   std::vector<std::optional<RankStatus>> ranks{};
   std::vector<std::optional<ProcessUsage>> usage{};
 };

@@ -181,7 +181,7 @@ std::string take_trace(const RanksTraces& traces, const fs::path& named,
   return {};
 }
 
-// What became of one rank's profile.
+// The outcome of one rank's profile.
 struct Outcome {
   int rank;
   ProfileState state;
@@ -209,8 +209,8 @@ std::optional<Outcome> outcome_of(const WorkerStatus& worker,
   if (!late) return std::nullopt;
   if (!rank) {
     return failed(
-        "it says nothing; it may be no program of Lockstep, or not have called "
-        "init_process_group()");
+        "it says nothing; it may not be a program of Lockstep, or not have "
+        "called init_process_group()");
   }
   if (rank->profile != number) return failed("it does not answer");
   if (rank->profile_state == ProfileState::waiting) {

@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kStacksInterval{20};
 std::string reason(const WorkerView& worker) {
   if (worker.worker.exit_code) return "it has ended";
   if (worker.state == "stopped") return "it is stopped by a signal";
-  return "it does not answer; it may be no program of Lockstep, or not have "
+  return "it does not answer; it may not be a program of Lockstep, or not have "
          "called init_process_group()";
 }
 

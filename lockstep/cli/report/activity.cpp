@@ -8,7 +8,7 @@ namespace {
 
 struct Rule {
   std::string_view name;      // what the name begins with
-  std::string_view category;  // empty: any
+  std::string_view category;  // empty means any
   Activity activity;
 };
 

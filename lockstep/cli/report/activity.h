@@ -4,8 +4,8 @@
 
 namespace lockstep::internal {
 
-// What an event of a trace says that its thread, or its stream of a GPU, was
-// doing.
+// The activity of a thread, or of a stream of a GPU, that an event of a trace
+// shows.
 enum class Activity {
   none,     // nothing that the report counts
   compute,  // an operator of LibTorch that waits for no other rank, or a kernel
@@ -23,8 +23,8 @@ enum class Activity {
   optimizer,
   loader,
   snapshot,
-  // What a thread prepares or writes beside the training. Its operators are not
-  // the training's, and nobody waits for it.
+  // Work that a thread does beside the training: preparing or writing. Its
+  // operators are not the training's, and nobody waits for it.
   background,
   step,  // one iteration, from ProfilerStep#N
 };

@@ -6,7 +6,7 @@
 
 namespace lockstep::internal {
 
-// What a trace tells of an operator's inputs ("Input Dims" and "Concrete
+// An operator's inputs, as a trace has them ("Input Dims" and "Concrete
 // Inputs" of Kineto): the sizes of each tensor, and the text of each other
 // value, in the order of the operator's arguments.
 struct OperatorInputs {

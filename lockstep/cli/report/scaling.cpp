@@ -82,10 +82,11 @@ std::regex pattern_of(const std::string& text) {
     if (pattern.mark_count() >= 1) return pattern;
   } catch (const std::regex_error&) {
   }
-  throw std::invalid_argument("--rate-pattern=" + text +
-                              " is no regular expression (ECMAScript) with a "
-                              "group for the number, such "
-                              "as \"([0-9.]+) samples/s\"");
+  throw std::invalid_argument(
+      "--rate-pattern=" + text +
+      " is not a regular expression (ECMAScript) with a "
+      "group for the number, such "
+      "as \"([0-9.]+) samples/s\"");
 }
 
 // A metric that no process logged cannot meet its target.

@@ -13,7 +13,7 @@ enum class Scaling {
 };
 std::string_view name_of(Scaling scaling);  // "weak", "strong"
 
-// What computes.
+// The kind of program that computes.
 enum class ScalingSide {
   ranks,     // `nproc` processes of one thread each
   threads,   // one process with `nproc` threads
@@ -34,11 +34,11 @@ struct ScalingCase {
   std::string label() const;
 };
 
-// What the user wants to be measured.
+// The measurements that the user wants.
 struct ScalingPlan {
   std::vector<int> nproc;  // ascending, from 1 on
   std::vector<std::string> command;
-  std::string compare{};  // for a shell; empty: none
+  std::string compare{};  // for a shell; empty if there is none
 };
 
 // Returns `text` with these replaced, for `nproc` processes that compute a step
@@ -50,8 +50,9 @@ struct ScalingPlan {
 //   {global_batch:64} those of all processes: 64 * nproc (weak), 64 (strong)
 //
 // `threads` of a single process stand for as many processes: both kinds of
-// batch are that of all. Throws std::invalid_argument if a batch is no number
-// from 1 to 2^31 - 1, or 64 is no multiple of the number of processes.
+// batch are that of all. Throws std::invalid_argument if a batch is not a
+// number from 1 to 2^31 - 1, or 64 is not a multiple of the number of
+// processes.
 std::string expand(std::string_view text, Scaling scaling, ScalingSide side,
                    int nproc);
 

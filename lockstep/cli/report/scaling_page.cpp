@@ -174,7 +174,7 @@ std::string picture_of(const ScalingTable& table) {
       points.push_back({x(nproc), y(rate)});
     }
     picture.begin_group(curve.name);
-    // What is ideal was not measured, so it has no dots.
+    // The ideal line was not measured, so it has no dots.
     const auto stroke = curve.is_measured ? SvgPicture::Stroke::solid
                                           : SvgPicture::Stroke::dashed;
     picture.polyline(std::string(name_of(table.scaling)) + "-" + curve.id,

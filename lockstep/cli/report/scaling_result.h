@@ -10,7 +10,7 @@
 
 namespace lockstep::internal {
 
-// What was measured of one case in all rounds. Each figure is the median of the
+// The figures of one case in all rounds. Each figure is the median of the
 // rounds.
 struct ScalingRow {
   ScalingCase which;
@@ -37,8 +37,8 @@ struct ScalingTable {
 
 struct ScalingResult {
   std::string command;
-  std::string compare;  // empty: none
-  std::string target;   // empty: none
+  std::string compare;  // empty if there is none
+  std::string target;   // empty if there is none
   int rounds;
   nlohmann::ordered_json machine;  // of machine_facts()
   std::string date;                // when the runs began, as utc_date()

@@ -18,7 +18,7 @@ class ScalingError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What one run of a case was.
+// The result of one run of a case.
 struct ScalingMeasurement {
   double samples_per_s = 0;          // of all processes
   double seconds = 0;                // from the start of the command to its end

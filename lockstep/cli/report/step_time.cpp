@@ -123,7 +123,7 @@ StepTime step_time(const RankActivity& activity, Interval step) {
       total_length(intersect(computing, clip(activity.optimizing, step)));
   time.compute = total_length(computing) - time.optimizer;
 
-  // What is left goes to the first of the others that claims it.
+  // The remaining time goes to the first of the others that claims it.
   Intervals left = subtract(united({step}), computing);
   const auto take = [&](const Intervals& claim) {
     const Intervals taken = intersect(left, clip(claim, step));

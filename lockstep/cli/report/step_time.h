@@ -9,9 +9,9 @@
 // Where the time of a rank went. All functions are pure.
 namespace lockstep::internal {
 
-// What a rank did, over all its threads and streams. If the trace has events of
-// a GPU, only those compute, and host threads count where they wait for
-// communication, load data or save.
+// The activities of a rank, over all its threads and streams. If the trace has
+// events of a GPU, only those compute, and host threads count where they wait
+// for communication, load data or save.
 struct RankActivity {
   // Moments at which an operator of LibTorch or a kernel ran, or any other
   // operator that holds no other event: then the rank computes, whatever else
@@ -47,7 +47,7 @@ struct StepTime {
   int64_t total() const {
     return compute + optimizer + exposed + loader + snapshot + idle;
   }
-  // What the rank did without waiting for others.
+  // The time that the rank spent without waiting for others.
   int64_t own() const { return total() - exposed; }
   StepTime& operator+=(const StepTime& other);
 };

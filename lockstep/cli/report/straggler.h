@@ -37,8 +37,8 @@ struct Balance {
   // Those that would be stragglers if the difference did not vary so much from
   // step to step that chance explains it. The slowest is first.
   std::vector<Straggler> doubtful{};
-  // What a step would be shorter, in the mean, if in each step the stragglers'
-  // own time were at most that of the slowest other rank.
+  // The time by which a step would be shorter, in the mean, if in each step the
+  // stragglers' own time were at most that of the slowest other rank.
   int64_t lost_ns = 0;
   // The difference between the ranks' longest and shortest own time, divided by
   // the longest.

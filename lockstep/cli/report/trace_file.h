@@ -29,14 +29,15 @@ struct TraceThread {
 // A process as the trace has them; each GPU is one, too.
 struct TraceProcess {
   std::string id{};      // "pid" as it stands in the file
-  std::string name{};    // empty: not known
+  std::string name{};    // empty if it is not known
   std::string labels{};  // "CPU", "GPU 0", or empty
   size_t activities = 0;
 };
 
-// What the report needs of one file: the trace of one rank, of one cycle of its
-// profiler's schedule. Times are nanoseconds since 1970 by the clock to which
-// the file's offset leads, or by the host's own clock if there is no offset.
+// The part of one file that the report needs: the trace of one rank, of one
+// cycle of its profiler's schedule. Times are nanoseconds since 1970 by the
+// clock to which the file's offset leads, or by the host's own clock if there
+// is no offset.
 struct TraceFile {
   std::string path{};
   TraceHeader header{};

@@ -4,8 +4,8 @@
 
 namespace lockstep::internal {
 
-// what() is one line: the file or folder, the place in it, what is there and
-// what is allowed.
+// what() is one line: the file or folder, the place in it, what it has and what
+// is allowed.
 class TraceFileError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -14,7 +14,7 @@ struct TraceFolder {
   std::vector<TraceFile> files{};  // sorted by rank, then by time
   std::vector<int> ranks{};        // those that have a trace, sorted
   std::vector<int> missing{};      // the other ranks of the world, sorted
-  // What is odd, but does not hinder a report; one sentence each.
+  // Findings that are odd, but do not hinder a report; one sentence each.
   std::vector<std::string> warnings{};
 };
 

@@ -10,13 +10,13 @@
 #include "lockstep/cli/report/straggler.h"
 #include "lockstep/cli/report/trace_folder.h"
 
-// What `lockstep report trace` says of a run; docs/trace-report.md defines the
-// words.
+// The contents of `lockstep report trace` for a run; docs/trace-report.md
+// defines the words.
 namespace lockstep::internal {
 
 struct RankReport {
   int rank = 0;
-  std::string host{};  // empty: not known
+  std::string host{};  // empty if it is not known
   size_t steps = 0;
   int64_t step_ns = 0;  // mean
   int64_t median_step_ns = 0;

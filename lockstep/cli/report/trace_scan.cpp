@@ -125,9 +125,10 @@ class Scanner : public nlohmann::json_sax<Json> {
   }
   bool start_array(size_t) override {
     if (depth_ == 0) {
-      throw TraceFileError(path_ +
-                           " is no trace of a profiler: the document must be "
-                           "an object with \"traceEvents\"");
+      throw TraceFileError(
+          path_ +
+          " is not a trace of a profiler: the document must be "
+          "an object with \"traceEvents\"");
     }
     if (depth_ == 1 && key_[1] == "traceEvents") {
       in_events_ = header_.has_events = true;
@@ -215,7 +216,7 @@ class Scanner : public nlohmann::json_sax<Json> {
 
   bool scalar(const std::string& text, Kind kind) {
     if (depth_ == 0) {
-      throw TraceFileError(path_ + " is no trace of a profiler");
+      throw TraceFileError(path_ + " is not a trace of a profiler");
     }
     if (in_event()) {
       event_scalar(text, kind);
@@ -388,7 +389,7 @@ TraceHeader scan_trace(const std::string& path, bool keep_rest,
   Json::sax_parse(stream, &scanner);
   if (!scanner.header().has_events && !scanner.header().merged) {
     throw TraceFileError(
-        path + " is no trace of a profiler: it has no \"traceEvents\"");
+        path + " is not a trace of a profiler: it has no \"traceEvents\"");
   }
   return scanner.header();
 }

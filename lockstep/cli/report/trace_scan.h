@@ -30,15 +30,15 @@ struct TraceEvent {
   std::string rest{};
 };
 
-// What a trace says of itself, apart from its events.
+// The metadata of a trace.
 struct TraceHeader {
   bool has_events = false;  // there is a list "traceEvents"
   bool merged = false;      // written by `lockstep report trace --output`
   bool has_rank = false;
   int rank = 0;
   int world_size = 1;
-  int pid = 0;         // 0: not known
-  std::string host{};  // empty: not known
+  int pid = 0;         // 0 if it is not known
+  std::string host{};  // empty if it is not known
   bool clock_measured = false;
   int64_t clock_offset_ns = 0;
   int64_t clock_uncertainty_ns = 0;

@@ -40,7 +40,8 @@ c10::intrusive_ptr<c10d::Work> ended(int rank, OpType type,
   return c10::make_intrusive<EndedWork>(rank, type, std::move(results));
 }
 
-// Copies what is there; the rest, which another rank would send, is zero.
+// Copies the values that exist; the rest, which another rank would send, is
+// zero.
 void give(const at::Tensor& output, const at::Tensor& input) {
   const at::NoGradGuard no_grad;
   if (output.numel() == input.numel()) {

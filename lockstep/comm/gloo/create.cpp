@@ -19,7 +19,7 @@ namespace lockstep::internal::gloo {
 namespace {
 
 // How far the ranks of a group are with connecting, in the group's store. Keys:
-// "lockstep/connects/R" is there before rank R begins, "lockstep/connected/R"
+// "lockstep/connects/R" is set before rank R begins, "lockstep/connected/R"
 // as soon as it has connected to all others. Python's ranks write neither.
 class Connecting {
  public:

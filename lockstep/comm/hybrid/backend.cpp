@@ -118,7 +118,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
       if (reason.find(dead) == reason.npos) reason = dead + "; " + reason;
       // Other hosts may have gone on with this call: there is no way back.
       break_down(blame == Blame::self ? reason : dead, blame);
-      // What kind of failure it is says whether this rank was its cause.
+      // The kind of the failure says whether this rank was its cause.
       if (dynamic_cast<const Disagreement*>(&error) != nullptr) {
         throw Disagreement(reason);
       }

@@ -21,7 +21,7 @@ namespace lockstep::internal::hybrid {
 
 // The connections of a rank.
 struct Links {
-  std::shared_ptr<shm::Group> local;  // none: alone on its host
+  std::shared_ptr<shm::Group> local;  // none if it is alone on its host
   // Gloo with the ranks in the same position on the other hosts; none on ranks
   // beyond Topology::lanes().
   c10::intrusive_ptr<c10d::Backend> lane;

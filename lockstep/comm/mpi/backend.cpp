@@ -44,7 +44,8 @@ std::vector<at::Tensor> list_of(const std::vector<std::vector<at::Tensor>>& all,
   return all[0];
 }
 
-// Converts split sizes of the first dimension to elements; none: equal parts.
+// Converts split sizes of the first dimension to elements; none means equal
+// parts.
 std::vector<int64_t> elements(const std::vector<int64_t>& splits,
                               const at::Tensor& tensor, int size) {
   if (splits.empty()) {

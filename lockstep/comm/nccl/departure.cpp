@@ -66,8 +66,8 @@ void Departure::watch(const std::stop_token& stop) {
     if (stop.stop_requested()) return;
     on_departure_(std::stoi(std::string(text.begin(), text.end())));
   } catch (const std::exception&) {
-    // The store is gone, as it is at the end of every program. That is no
-    // reason to end pending operations; NCCL's own timeout remains.
+    // The store is gone, as it is at the end of every program. That is not
+    // a reason to end pending operations; NCCL's own timeout remains.
   }
 }
 

@@ -36,7 +36,7 @@ void wait_until_all_know(c10d::Store& store, int size) {
   throw c10::DistBackendError(why);
 }
 
-// What a rank says about its host: the identity, which is compared, and a name
+// A rank's description of its host: the identity, which is compared, and a name
 // for error texts.
 struct Host {
   std::string identity;

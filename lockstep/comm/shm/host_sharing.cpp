@@ -46,7 +46,7 @@ class SharedBarrier final : public SplitBarrier {
   Arrivals arrivals_;
 };
 
-// What the tensors of zeros_in_common() keep alive.
+// The memory that the tensors of zeros_in_common() keep alive.
 struct CommonTensor {
   std::shared_ptr<Group> group;
   CommonMemory memory;

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMostDimensions = 16;
 
-// What the peers must know about a rank's tensor before they receive it.
+// The facts about a rank's tensor that the peers need before they receive it.
 struct Outline {
   int64_t average;  // 1: the mean is asked for, not the sum
   int64_t entries;

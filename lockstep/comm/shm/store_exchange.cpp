@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{5'000};
 
-// Waits until `key` is there; returns false if the deadline passes first. Asks
+// Waits until `key` is set; returns false if the deadline passes first. Asks
 // again and again, because LibTorch prints a warning of its own if
 // Store::wait() times out.
 bool await_key(c10d::Store& store, const std::string& key,

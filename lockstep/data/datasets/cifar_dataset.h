@@ -31,7 +31,7 @@ struct Cifar10Options {
 // share them. Several threads may call get() and get_batch().
 class Cifar10Dataset {
  public:
-  // Throws std::invalid_argument if a file is not there, std::system_error if
+  // Throws std::invalid_argument if a file does not exist, std::system_error if
   // it cannot be opened, DataFileError if it is not a whole number of records.
   explicit Cifar10Dataset(const std::string& root, Cifar10Options options = {});
 

@@ -127,10 +127,11 @@ void check_csv_options(const CsvOptions& options) {
     if (dtype == at::kLong &&
         !(std::floor(*options.missing) == *options.missing &&
           std::abs(*options.missing) < 0x1p63)) {
-      throw std::invalid_argument(
-          "CsvDataset: missing is " + std::to_string(*options.missing) +
-          ", which is no integer of 64 bits, but a dtype is at::kLong; give an "
-          "integer, or other dtypes");
+      throw std::invalid_argument("CsvDataset: missing is " +
+                                  std::to_string(*options.missing) +
+                                  ", which is not an integer of 64 bits, but a "
+                                  "dtype is at::kLong; give an "
+                                  "integer, or other dtypes");
     }
   }
 }

@@ -58,7 +58,7 @@ struct CsvOptions {
   at::ScalarType dtype{at::kFloat};
   at::ScalarType target_dtype{at::kLong};
 
-  // What an empty field counts as. Default: none, and it is an error.
+  // The value of an empty field. Default: none, and it is an error.
   std::optional<double> missing{};
 };
 
@@ -80,10 +80,10 @@ struct CsvOptions {
 class CsvDataset {
  public:
   // Throws std::system_error if the file cannot be opened; DataFileError that
-  // names line and column if a field is no number of the dtype, if rows differ
-  // in their number of fields, or if quotes are wrong; std::invalid_argument if
-  // the file has no such column, an option is out of range, or a first line of
-  // numbers would be taken for names.
+  // names line and column if a field is not a number of the dtype, if rows
+  // differ in their number of fields, or if quotes are wrong;
+  // std::invalid_argument if the file has no such column, an option is out of
+  // range, or a first line of numbers would be taken for names.
   explicit CsvDataset(const std::string& path, const CsvOptions& options = {});
 
   torch::data::Example<> get(size_t index) const { return rows_.get(index); }

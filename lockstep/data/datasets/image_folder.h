@@ -62,7 +62,7 @@ class ImageFolder {
                        const ImageFolderOptions& options = {});
 
   // Throws std::system_error or DataFileError, with the path, if the file
-  // cannot be opened, is damaged or cut short, or is no image.
+  // cannot be opened, is damaged or cut short, or is not an image.
   torch::data::Example<> get(size_t index) const;
   std::vector<torch::data::Example<>> get_batch(
       c10::ArrayRef<size_t> indices) const;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-// What the datasets that select samples of others compute; errors are
+// Computations of the datasets that select samples of others; errors are
 // std::invalid_argument with the dataset's name.
 namespace lockstep::internal {
 

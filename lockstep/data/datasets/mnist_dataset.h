@@ -26,7 +26,7 @@ struct MnistOptions {
 // int64 []. See IdxDataset for copies, threads and memory.
 class MnistDataset {
  public:
-  // Throws std::invalid_argument if the files are not there, otherwise what
+  // Throws std::invalid_argument if the files do not exist, otherwise what
   // IdxDataset throws, and DataFileError if they do not hold uint8 images and
   // uint8 labels.
   explicit MnistDataset(const std::string& root, MnistOptions options = {});

@@ -41,7 +41,7 @@ struct SafetensorsOptions {
 class SafetensorsDataset {
  public:
   // Throws std::system_error if a file cannot be opened; DataFileError if it is
-  // no safetensors file, if it is damaged or cut short, if data and target
+  // not a safetensors file, if it is damaged or cut short, if data and target
   // differ in their number of rows, or if the files do not fit each other;
   // std::invalid_argument if there is no file, or no tensor with such a name.
   explicit SafetensorsDataset(const std::string& path,

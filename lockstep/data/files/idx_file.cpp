@@ -61,8 +61,9 @@ IdxFile::IdxFile(const std::string& path) : path_(path) {
   const auto reader = open_bytes(*file);
   const auto read = [&](std::span<uint8_t> to, const char* what) {
     if (reader->read(to) != to.size()) {
-      throw DataFileError(path, std::string("ends inside its ") + what +
-                                    ": it was cut short, or is no IDX file");
+      throw DataFileError(path,
+                          std::string("ends inside its ") + what +
+                              ": it was cut short, or is not an IDX file");
     }
   };
   std::array<uint8_t, 4> magic{};
@@ -72,7 +73,7 @@ IdxFile::IdxFile(const std::string& path) : path_(path) {
     std::string found;
     for (const uint8_t byte : magic) found += " " + hexadecimal(byte);
     throw DataFileError(
-        path, "is no IDX file: it begins with the bytes" + found +
+        path, "is not an IDX file: it begins with the bytes" + found +
                   "; IDX begins with 0x00 0x00 and a type, which is 0x08, "
                   "0x09, 0x0b, 0x0c, 0x0d or 0x0e");
   }
@@ -118,14 +119,13 @@ IdxFile::IdxFile(const std::string& path) : path_(path) {
                         ? "no gzip file of " +
                               std::to_string(file->bytes().size()) +
                               " bytes can hold that"
-                        : std::to_string(file->bytes().size()) + " are there");
+                        : "it has " + std::to_string(file->bytes().size()));
   }
   uint64_t after = 0;  // bytes after the elements
   if (is_gzip(file->bytes())) {
     auto content = std::make_shared<std::vector<uint8_t>>(bytes);
     const size_t got = bytes == 0 ? 0 : reader->read(*content);
-    if (got != bytes)
-      throw cut_short(std::to_string(header + got) + " are there");
+    if (got != bytes) throw cut_short("it has " + std::to_string(header + got));
     std::array<uint8_t, 1> more{};
     after = reader->read(more);
     elements_ = content->data();

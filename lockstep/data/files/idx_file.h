@@ -56,7 +56,7 @@ class IdxFile {
   size_t element_bytes_ = 0;
   size_t row_bytes_ = 0;
 
-  // What owns the elements: the mapped file, or the decompressed bytes.
+  // The owner of the elements: the mapped file, or the decompressed bytes.
   std::shared_ptr<const void> owner_;
   const uint8_t* elements_ = nullptr;
 };

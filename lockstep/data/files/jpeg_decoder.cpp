@@ -105,7 +105,7 @@ class JpegDecoder {
     source_.init_source = [](j_decompress_ptr) {};
     source_.term_source = [](j_decompress_ptr) {};
     source_.resync_to_restart = ::jpeg_resync_to_restart;
-    // All bytes were there from the beginning.
+    // All bytes were given at the beginning.
     source_.fill_input_buffer = [](j_decompress_ptr info) -> boolean {
       fail_at_end(info);
       return FALSE;

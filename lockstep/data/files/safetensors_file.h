@@ -14,7 +14,7 @@ namespace lockstep::internal {
 class SafetensorsFile {
  public:
   // Throws std::system_error if the file cannot be opened, DataFileError if it
-  // is no safetensors file, or is damaged.
+  // is not a safetensors file, or is damaged.
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return file_.path(); }

@@ -28,7 +28,7 @@ class Resize {
   // Makes the image exactly this large.
   Resize(int64_t height, int64_t width, ResizeOptions options = {});
 
-  // Throws std::invalid_argument if it is no image of these kinds.
+  // Throws std::invalid_argument if it is not an image of these kinds.
   at::Tensor operator()(const at::Tensor& image) const;
 
  private:

@@ -129,7 +129,7 @@ void write_job_report(const JobReport& report, const fs::path& file) {
       {"ended", utc_text(ended)},
       {"seconds", ran.count()},
       {"failed_attempts", std::move(attempts)}};
-  // A path, an argument or a log may hold bytes that are no UTF-8.
+  // A path, an argument or a log may hold bytes that are not UTF-8.
   const std::string text =
       all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
   if (const int error = write_aside(file, text, /*is_private=*/false)) {

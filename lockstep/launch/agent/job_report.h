@@ -19,14 +19,15 @@ struct JobReport {
   std::string host{};
   int node_rank = 0;
   int nnodes = 1;
-  int world_size = 0;  // of the last attempt; 0: there was none
+  int world_size = 0;  // of the last attempt; 0 if there was none
   int max_restarts = 0;
   int restarts_used = 0;
   int membership_changes = 0;
   Time started = std::chrono::system_clock::now();
   int exit_code = 0;
-  int signal = 0;       // the forwarded signal that ended the job; 0: none
-  std::string cause{};  // why it did not succeed, in one line; empty: it did
+  // The forwarded signal that ended the job; 0 if there is none.
+  int signal = 0;
+  std::string cause{};  // why it did not succeed, in one line; empty if it did
   std::vector<FailedAttempt> failed_attempts{};
 };
 

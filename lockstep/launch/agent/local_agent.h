@@ -32,7 +32,7 @@ struct LocalAgentOptions {
   // what the workers are told, and `store_addr` the same in numbers.
   std::string master_addr = "127.0.0.1";
   std::string store_addr = "127.0.0.1";
-  int master_port = 0;  // 0: a free one, another in every attempt
+  int master_port = 0;  // 0 for a free one, another in every attempt
   // The name of this host, for messages of a job of several nodes.
   std::string host_name{};
   // The signals that are forwarded once and end the job. SIGUSR1 and SIGUSR2,
@@ -44,7 +44,8 @@ struct LocalAgentOptions {
   // After a worker failed: how long the others have from SIGTERM to SIGKILL.
   // This is short, as they mostly wait for the worker that is gone.
   std::chrono::milliseconds failure_shutdown_timeout{500};
-  // How long a worker may make no progress (hang_finder.h). None: for ever.
+  // How long a worker may make no progress (hang_finder.h). None means for
+  // ever.
   std::optional<std::chrono::milliseconds> hang_timeout{};
   // How many standby processes wait on this node (standby_pool.h).
   int standby = 0;
@@ -210,7 +211,7 @@ class LocalAgent {
   bool leaves_ = false;     // at ending_signal_; the job goes on
   bool departing_ = false;  // in await_departure()
 
-  // What the nodes agreed on, once this node has joined the job.
+  // The nodes' agreement, once this node has joined the job.
   std::optional<Joined> joined_;
 
   // Before the current attempt.
@@ -229,7 +230,8 @@ class LocalAgent {
   // The next one, while the workers of this one end.
   std::optional<Attempt> next_{};
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
-  // The processes that publish on the board, by local rank; 0: none yet.
+  // The processes that publish on the board, by local rank; 0 if there is none
+  // yet.
   std::vector<pid_t> publishers_{};
   std::optional<Deadline> refill_at_{};  // nothing: it may be done now
   bool all_publish_ = false;

@@ -21,7 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kClientTime{10'000};
-constexpr milliseconds kDeafTime{1'000};
+constexpr milliseconds kIgnoredTime{1'000};
 constexpr milliseconds kWithClients{1'000};
 constexpr size_t kMostClients = 64;
 constexpr size_t kLongestRequest = 8192;
@@ -42,7 +42,7 @@ bool equals_ignoring_case(std::string_view a, std::string_view b) {
       [](unsigned char c) { return std::tolower(c); });
 }
 
-// Returns the token that a request sends; empty: none.
+// Returns the token that a request sends; empty if there is none.
 std::string_view token_of(std::string_view request) {
   constexpr std::string_view kScheme = "Bearer ";
   for (size_t at = request.find("\r\n"); at != request.npos;) {
@@ -84,7 +84,8 @@ std::string answer_to(std::string_view request, const std::string& token,
   if (method_end == std::string_view::npos ||
       path_end == std::string_view::npos ||
       !line.substr(path_end + 1).starts_with("HTTP/1.")) {
-    return response_of("400 Bad Request", kText, "this is no request\n", true);
+    return response_of("400 Bad Request", kText, "this is not a request\n",
+                       true);
   }
   const std::string_view method = line.substr(0, method_end);
   const bool head = method == "HEAD";
@@ -155,7 +156,7 @@ MetricsEndpoint MetricsEndpoint::listen(const MetricsOptions& options) {
 }
 
 void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
-  if (deaf_until_.expired()) entries.push_back({listener_.get(), POLLIN, 0});
+  if (ignored_until_.expired()) entries.push_back({listener_.get(), POLLIN, 0});
   for (const Client& client : clients_) {
     const short events = client.response.empty() ? POLLIN : POLLOUT;
     entries.push_back({client.socket.get(), events, 0});
@@ -163,8 +164,8 @@ void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
 }
 
 milliseconds MetricsEndpoint::most_wait() const {
-  return clients_.empty() && deaf_until_.expired() ? milliseconds::max()
-                                                   : kWithClients;
+  return clients_.empty() && ignored_until_.expired() ? milliseconds::max()
+                                                      : kWithClients;
 }
 
 void MetricsEndpoint::handle_poll_entries(
@@ -185,7 +186,7 @@ void MetricsEndpoint::accept_new() {
       const bool none =
           errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
       // No descriptor is left: they wait in the listener's queue.
-      if (!none) deaf_until_ = Deadline::after(kDeafTime);
+      if (!none) ignored_until_ = Deadline::after(kIgnoredTime);
       return;
     }
     if (clients_.size() == kMostClients) clients_.erase(clients_.begin());

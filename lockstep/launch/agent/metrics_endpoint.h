@@ -15,7 +15,7 @@ namespace lockstep::internal {
 // Where metrics are served, and to whom.
 struct MetricsOptions {
   std::string address = "127.0.0.1";  // or a name
-  int port = 0;                       // 0: a free one
+  int port = 0;                       // 0 for a free one
   // If the address is not a loopback address: clients must send
   // metrics_token() of this secret, or with `is_open` nothing.
   std::optional<std::string> secret{};
@@ -50,7 +50,7 @@ class MetricsEndpoint {
     FileDescriptor socket;
     Deadline deadline;
     std::string request{};
-    std::string response{};  // what is not sent yet; empty: it is asking
+    std::string response{};  // what is not sent yet; empty while it is asking
   };
 
   MetricsEndpoint(FileDescriptor listener, int port, std::string token)
@@ -61,9 +61,9 @@ class MetricsEndpoint {
 
   FileDescriptor listener_;
   int port_;
-  std::string token_;  // that clients must send; empty: none
+  std::string token_;  // that clients must send; empty if there is none
   std::vector<Client> clients_{};
-  Deadline deaf_until_ = Deadline::after(std::chrono::milliseconds(0));
+  Deadline ignored_until_ = Deadline::after(std::chrono::milliseconds(0));
 };
 
 }  // namespace lockstep::internal

@@ -21,7 +21,7 @@ struct StandbyPoolOptions {
   int processes = 0;  // as many wait
   std::string path{};
   std::vector<std::string> arguments{};
-  // What standby_environment() returns: without LOCKSTEP_STANDBY.
+  // The result of standby_environment(): without LOCKSTEP_STANDBY.
   std::vector<std::string> environment{};
   Surroundings surroundings{};
 };

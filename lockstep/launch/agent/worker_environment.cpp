@@ -113,7 +113,7 @@ std::vector<std::string> worker_environment(
   if (!worker.worker_store.empty()) {
     set(entries, "LOCKSTEP_WORKER_STORE", worker.worker_store);
   }
-  // What the agents prove who they are with is none of the program's business.
+  // The program must not see the secret by which the agents prove who they are.
   remove(entries, kJobSecretVariable);
   // Values of a launcher around this one are about other workers.
   for (const auto& [name, value] :

@@ -8,12 +8,12 @@
 
 namespace lockstep::internal {
 
-// What one worker is told about itself: torchrun's contract (PyTorch 2.13,
+// The environment of one worker: torchrun's contract (PyTorch 2.13,
 // elastic/agent/server/local_elastic_agent.py, _start_workers).
 struct WorkerIdentity {
   int local_rank = 0;
   int local_world_size = 1;
-  std::optional<NodePlace> place{};  // unset: there is one node
+  std::optional<NodePlace> place{};  // unset if there is one node
   std::string role = "default";
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
@@ -23,16 +23,18 @@ struct WorkerIdentity {
   std::string error_file{};  // where a worker may write its exception as JSON
   std::string flight_directory{};  // where a worker writes its flight records
   int master_listen_fd = -1;       // rank 0 only: StorePort::fd()
-  std::string agent_socket{};      // AgentSocket::name(); empty: none
+  // AgentSocket::name(); empty if there is none.
+  std::string agent_socket{};
   // The worker's GPU under --virtual-local-rank, as CUDA_VISIBLE_DEVICES names
   // it: it is the only one that the worker sees, and LOCAL_RANK is 0.
   std::optional<std::string> only_gpu{};
   std::string signals_to_handle{};   // --signals-to-handle
   std::optional<int> omp_threads{};  // --omp-threads
-  // WorkerStoreService::name_for(); empty: there is no store for this worker.
+  // WorkerStoreService::name_for(); empty if there is no store for this worker.
   std::string store_socket{};
-  std::string worker_store{};   // --worker-store; empty: not given
-  std::string progress_file{};  // to be touched (hang_finder.h); empty: none
+  std::string worker_store{};  // --worker-store; empty if it was not given
+  // To be touched (hang_finder.h); empty if there is none.
+  std::string progress_file{};
 };
 
 // Returns the environment of a worker, entries "NAME=value" for execve:

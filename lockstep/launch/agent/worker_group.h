@@ -25,19 +25,19 @@
 
 namespace lockstep::internal {
 
-// What all attempts of a launch have in common.
+// The options that all attempts of a launch share.
 struct WorkerGroupOptions {
   Program program{};
   int nproc_per_node = 1;
   int max_restarts = 0;
   std::string role = "default";
   std::string run_id{};
-  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
+  std::string agent_socket{};  // AgentSocket::name(); empty if there is none
   // Whether the workers get a store from the launcher: they are not Python's.
   bool serves_store = false;
-  // WorkerStoreService::name_for() of the attempt; empty: there is none.
+  // WorkerStoreService::name_for() of the attempt; empty if there is none.
   std::string store_socket{};
-  std::string worker_store{};       // --worker-store; empty: not given
+  std::string worker_store{};       // --worker-store; empty if it was not given
   std::string signals_to_handle{};  // for the workers' environment
   // One entry for each local rank, or none if the option is not given.
   std::vector<std::string> only_gpus{};  // --virtual-local-rank
@@ -73,7 +73,8 @@ class WorkerGroup {
   void call_back();
 
   // Reads what the workers say that may be called back. A worker that was, and
-  // stands by, is given to `standby` and is no worker of this group any more.
+  // stands by, is given to `standby` and is not a worker of this group any
+  // more.
   void add_poll_entries(std::vector<pollfd>& entries) const;
   void handle_poll_entries(const std::vector<pollfd>& entries,
                            StandbyPool& standby);
@@ -130,12 +131,13 @@ class WorkerGroup {
     std::filesystem::path error_file;
     std::vector<std::string> environment{};
     std::string streams{};    // stream_marks()
-    FileDescriptor socket{};  // empty: the launch has no standby processes
+    FileDescriptor socket{};  // empty if the launch has no standby processes
     Stage stage = Stage::before_group;
     bool is_spared = false;    // spare_named()
     bool was_stopped = false;  // it ended after settle() and was not spared
     std::optional<HungWorker> hung{};
-    // What it has written last through the launcher, to stdout and to stderr.
+    // The last lines that it has written through the launcher, to stdout and to
+    // stderr.
     std::vector<std::shared_ptr<std::string>> last_lines{};
   };
 

@@ -126,12 +126,12 @@ void WorkerStoreService::serve_events() {
                  found != clients_.end()) {
         const bool hung_up = (event.events & (EPOLLHUP | EPOLLERR)) != 0;
         if (hung_up && paused_.contains(id)) {
-          doomed_.insert(id);  // nobody waits for its replies any more
+          ending_.insert(id);  // nobody waits for its replies any more
         } else {
           serve(*found->second);
         }
       }
-      drop_doomed();
+      drop_ending();
     }
   }
 }
@@ -164,9 +164,9 @@ bool WorkerStoreService::may_ask(const Client& client) const {
 
 void WorkerStoreService::serve(Client& client) {
   try {
-    if (!answer_all(client)) doomed_.insert(client.id);
+    if (!answer_all(client)) ending_.insert(client.id);
   } catch (const MalformedMessage&) {
-    doomed_.insert(client.id);
+    ending_.insert(client.id);
   }
 }
 
@@ -240,7 +240,7 @@ void WorkerStoreService::deliver(Id to, const std::string& reply) {
   const size_t before = client.output.size();
   client.output += with_length(reply);
   output_bytes_ += client.output.size() - before;
-  if (!flush(client)) doomed_.insert(to);
+  if (!flush(client)) ending_.insert(to);
 }
 
 void WorkerStoreService::serve_line() {
@@ -272,7 +272,7 @@ void WorkerStoreService::serve_line() {
   if (lost_ || line_output_.size() > kMostLineBytes) return;
   for (const Id id : std::exchange(paused_, {})) {
     const auto found = clients_.find(id);
-    if (found != clients_.end() && !doomed_.contains(id)) serve(*found->second);
+    if (found != clients_.end() && !ending_.contains(id)) serve(*found->second);
   }
 }
 
@@ -299,7 +299,7 @@ void WorkerStoreService::lose_line() {
   lost_ = true;
   watch_fd(epoll_.get(), EPOLL_CTL_DEL, line_->fd(), 0, kStoreLine);
   listener_.reset();
-  for (const auto& [id, client] : clients_) doomed_.insert(id);
+  for (const auto& [id, client] : clients_) ending_.insert(id);
 }
 
 void WorkerStoreService::drop(Id id) {
@@ -317,10 +317,10 @@ void WorkerStoreService::drop(Id id) {
   }
 }
 
-void WorkerStoreService::drop_doomed() {
-  while (!doomed_.empty()) {
-    const Id id = *doomed_.begin();
-    doomed_.erase(doomed_.begin());
+void WorkerStoreService::drop_ending() {
+  while (!ending_.empty()) {
+    const Id id = *ending_.begin();
+    ending_.erase(ending_.begin());
     drop(id);
   }
 }

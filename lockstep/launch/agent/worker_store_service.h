@@ -36,7 +36,7 @@ namespace lockstep::internal {
 class WorkerStoreService {
  public:
   // Listens at `name` and starts the thread. `line` is the connection to the
-  // agents' store; null: the keys are here. Throws std::system_error.
+  // agents' store; null if the keys are here. Throws std::system_error.
   WorkerStoreService(const std::string& name, int round,
                      std::shared_ptr<StoreLine> line);
   // Closes every connection and ends the thread.
@@ -80,7 +80,7 @@ class WorkerStoreService {
   void flush_line();
   void lose_line();
   void drop(Id id);
-  void drop_doomed();
+  void drop_ending();
   void await_events(Client& client, uint32_t events);
 
   FileDescriptor listener_;
@@ -100,7 +100,7 @@ class WorkerStoreService {
   // Clients whose next calls are not read until replies have come or the line
   // has taken what waits for it.
   std::set<Id> paused_;
-  std::set<Id> doomed_;  // to be dropped after the event under way
+  std::set<Id> ending_;  // to be dropped after the event under way
   std::thread thread_;
 };
 

@@ -57,8 +57,8 @@ class AgentStore {
              std::min(allowed, std::chrono::milliseconds(50)).count()));
   }
   // Returns one more connection to the same store, for the calls of workers
-  // (worker_store_service.h). Blocks until `deadline` at most. Null: this kind
-  // of store takes none.
+  // (worker_store_service.h). Blocks until `deadline` at most. Null if this
+  // kind of store takes none.
   virtual std::unique_ptr<StoreLine> open_line(const Deadline& deadline) {
     static_cast<void>(deadline);
     return nullptr;
@@ -115,11 +115,12 @@ struct AgentStoreAddress {
   std::string host{};  // a numeric address
   uint16_t port = 0;
   // A socket that listens at `host` and `port`: the store is then hosted in
-  // this process and takes the socket over. -1: connect to a host elsewhere.
+  // this process and takes the socket over. -1 means to connect to a host
+  // elsewhere.
   int listen_fd = -1;
   std::chrono::milliseconds timeout{};  // to connect
-  // What all agents of the job know, and prove to each other to know; nothing:
-  // they prove nothing.
+  // The secret that all agents of the job know, and prove to each other to
+  // know. If it is nothing, they prove nothing.
   std::optional<std::string> secret{};
   // Nothing: a connection that breaks is lost. Only our own store can do more.
   std::optional<Rejoining> rejoining{};

@@ -18,7 +18,7 @@ struct ElasticOptions {
   // snapshot.
   std::chrono::milliseconds scale_up_wait{300'000};
   // A node whose workers were the cause of `failures` failures within `within`
-  // is left out for `cooling`. 0: never.
+  // is left out for `cooling`. 0 means never.
   int failures = 0;
   std::chrono::milliseconds within{600'000};
   std::chrono::milliseconds cooling{600'000};

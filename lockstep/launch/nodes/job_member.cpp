@@ -105,7 +105,7 @@ class NotingStore : public AgentStore {
     noted_();
     return held;
   }
-  // Its end may be no answer.
+  // It may end without an answer.
   void await_change(const std::vector<std::string>& keys, milliseconds allowed,
                     int wake_fd) override {
     store_->await_change(keys, allowed, wake_fd);
@@ -596,7 +596,7 @@ std::optional<OpenedStore> JobMember::join(
         const std::lock_guard lock(mutex_);
         const bool replaces = opened.hosted || opened.store->knows_agents();
         silent_store_ = replaces ? "" : name_store();
-        // What was queued since was about the store that is lost.
+        // The entries that were queued since were about the store that is lost.
         if (options_.node.earlier.count > 0) commands_.clear();
         ++joins_;
       }
@@ -713,8 +713,9 @@ std::string JobMember::name_wait(NodeProtocol& protocol) const {
   return std::to_string(node.fewest()) + " to " + std::to_string(node.nnodes) +
          " nodes, of which " +
          std::to_string(node.nnodes - static_cast<int>(absent.size())) +
-         (static_cast<int>(absent.size()) == node.nnodes - 1 ? " is" : " are") +
-         " there";
+         (static_cast<int>(absent.size()) == node.nnodes - 1 ? " has"
+                                                             : " have") +
+         " come";
 }
 
 // Returns where this node waits: "at node0:29500, where this node hosts ...".

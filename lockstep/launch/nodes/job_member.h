@@ -26,7 +26,8 @@ struct JobMemberOptions {
   // after the last at the first again. An agent that starts looks at them for
   // the store of a job that has moved.
   std::vector<Endpoint> further_endpoints{};
-  // The address by which the other nodes reach this one; empty: found out.
+  // The address by which the other nodes reach this one; if it is empty, it is
+  // found out.
   std::string local_addr{};
   // Whether each plan comes with a line for the workers' calls.
   bool serves_workers = false;

@@ -33,7 +33,7 @@ std::string first_line_of_secret(const std::string& file) {
   }
   if (!S_ISREG(status.st_mode)) {
     refuse_file(file,
-                "which is no file; give a file that holds the job's "
+                "which is not a file; give a file that holds the job's "
                 "secret");
   }
   if ((status.st_mode & 077) != 0) {

@@ -124,7 +124,7 @@ Verdict parse_verdict(const std::string& where, const std::string& text) {
   return verdict;
 }
 
-// What a node has offered for a round.
+// The offer of a node for a round.
 struct Offer {
   Candidate candidate{};
   std::string id{};  // of its agent
@@ -368,7 +368,7 @@ void NodeProtocol::claim_rank() {
   }
   refuse_rank("the agent on " + mine + " is one too many: all " +
               std::to_string(job_nnodes_) +
-              " nodes of this job are there; raise --nnodes, or name another "
+              " nodes of this job have come; raise --nnodes, or name another "
               "endpoint");
 }
 
@@ -495,7 +495,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   plan.master_port = record.number("master_port", 1, 65535);
   plan_given_ = true;
   // Notes the open connections now, before a node has a reason to die:
-  // fate_of() recognises a closed connection only if it has seen it open.
+  // loss_of() recognises a closed connection only if it has seen it open.
   if (self_.hosts_store) look_for_lost_nodes();
   if (!is_member(node_rank_) || came_late_) {
     excluded_ = true;
@@ -782,11 +782,11 @@ void NodeProtocol::look_for_lost_nodes() {
   const auto accepted = accepted_ ? accepted_() : std::set<std::string>();
   for (int rank = 0; rank < self_.nnodes; ++rank) {
     if (rank == node_rank_) continue;
-    if (const auto fate = fate_of(rank, accepted)) give_up(rank, *fate);
+    if (const auto loss = loss_of(rank, accepted)) give_up(rank, *loss);
   }
 }
 
-std::optional<std::string> NodeProtocol::fate_of(
+std::optional<std::string> NodeProtocol::loss_of(
     int node_rank, const std::set<std::string>& accepted) {
   const auto beat = store_.get(key("beat", node_rank));
   if (!beat || store_.check(key("departed", node_rank))) {
@@ -828,8 +828,8 @@ void NodeProtocol::note_silence(int node_rank, Heard& heard, bool ends) {
                  : name_of(node_rank) + " is back after " + time);
 }
 
-void NodeProtocol::give_up(int node_rank, const std::string& fate) {
-  std::string text = name_of(node_rank) + " was lost: " + fate;
+void NodeProtocol::give_up(int node_rank, const std::string& loss) {
+  std::string text = name_of(node_rank) + " was lost: " + loss;
   text += own_pause(awake_, self_.keep_alive, name_of(node_rank_));
   // Before the plan of a later round, another node can still take its place.
   const bool takes_part =

@@ -49,8 +49,8 @@ struct KeepAlive {
 std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
                       const std::string& name);
 
-// What an agent knows of the job from the store at which it met before, if that
-// store was lost.
+// An agent's knowledge of the job from the store at which it met before, if
+// that store was lost.
 struct EarlierRounds {
   int count = 0;  // the number of the next round
   ChangeCount changes{};
@@ -59,23 +59,25 @@ struct EarlierRounds {
   int last_place = -1;
   int last_round = -1;
   // The round whose workers ran here when the store was lost, and have been
-  // ended since; -1: none ran.
+  // ended since; -1 if none ran.
   int lost_round = -1;
 };
 
-// What an agent tells the others about itself. All agents of a job must agree
-// on the numbers of nodes, on the limits and, if they give one, on the run id.
+// An agent's description of itself for the others. All agents of a job must
+// agree on the numbers of nodes, on the limits and, if they give one, on the
+// run id.
 struct NodeDescription {
   int nnodes = 1;  // at most
-  // At least. Unset: `nnodes`, so that their number is fixed.
+  // At least. If it is unset, it is `nnodes`, so that their number is fixed.
   std::optional<int> min_nodes{};
-  std::optional<int> node_rank{};  // unset: the lowest free rank
+  std::optional<int> node_rank{};  // unset means the lowest free rank
   int nproc_per_node = 1;
   std::string role = "default";
   int max_restarts = 0;
-  std::optional<int> max_membership_changes{};  // unset: without limit
-  std::optional<std::string> run_id{};          // unset: the first agent's
-  std::string host{};                           // for messages
+  std::optional<int> max_membership_changes{};  // unset means without limit
+  // If it is unset, it is the first agent's.
+  std::optional<std::string> run_id{};
+  std::string host{};  // for messages
   pid_t pid = 0;
   // Distinguishes this agent from others, since containers may share host name
   // and pid. An agent that lost the store and joins again keeps its rank by
@@ -103,12 +105,12 @@ struct Membership {
   ChangeCount changes{};  // before that round
 };
 
-// What a node offers for one round.
+// The offer of a node for one round.
 struct RoundOffer {
   // Where rank 0 opens the workers' store, if this node has rank 0. If the
   // number of nodes is fixed, that is node rank 0, and no other gives these.
-  // Empty: on the host of the agents' store, which each node reaches by the
-  // address that it was given for that store.
+  // If it is empty, rank 0 opens it on the host of the agents' store, which
+  // each node reaches by the address that it was given for that store.
   std::string master_addr{};
   int master_port = 0;
 };
@@ -308,11 +310,11 @@ class NodeProtocol {
   [[noreturn]] void refuse_rank(const std::string& reason);
   void look_for_lost_nodes();
   // Returns why the node is lost; nothing while it lives.
-  std::optional<std::string> fate_of(int node_rank,
+  std::optional<std::string> loss_of(int node_rank,
                                      const std::set<std::string>& accepted);
   void note_silence(int node_rank, Heard& heard, bool ends);
   void end_lost_round(Start& start);
-  void give_up(int node_rank, const std::string& fate);
+  void give_up(int node_rank, const std::string& loss);
   void vacate(int node_rank);
 
   AgentStore& store_;

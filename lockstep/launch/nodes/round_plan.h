@@ -26,7 +26,7 @@ struct NodePlace {
   int role_world_size = 1;
 };
 
-// What a node needs to start one attempt. If there are several nodes, they
+// The plan by which a node starts one attempt. If there are several nodes, they
 // agree on it in the rendezvous round of the same number.
 struct RoundPlan {
   int round = 0;  // number of the attempt

@@ -22,7 +22,7 @@ constexpr milliseconds kLongConnect{5000};
 // For how long a store that has another secret, or closes connections, may be
 // that of a job that is ending.
 constexpr milliseconds kRefusedAllowance{10'000};
-// For how long the host of a store that was there may refuse connections.
+// For how long the host of a store that existed may refuse connections.
 constexpr milliseconds kGoneAllowance{3000};
 constexpr int kBacklog = 1024;
 

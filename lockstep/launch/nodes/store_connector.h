@@ -14,9 +14,9 @@ namespace lockstep::internal {
 
 struct StoreConnectorOptions {
   Endpoint endpoint{};  // of the agents' store
-  // Whether this agent hosts the store. Unset: it does if the endpoint is an
-  // address of this host and no process listens there yet; of several agents on
-  // that host the first one does.
+  // Whether this agent hosts the store. If it is unset, it does if the endpoint
+  // is an address of this host and no process listens there yet; of several
+  // agents on that host the first one does.
   std::optional<bool> is_host{};
   std::chrono::milliseconds timeout{600'000};  // to reach the store
   // Opens the store at an address; AgentStoreAddress::secret is `secret`.
@@ -24,7 +24,7 @@ struct StoreConnectorOptions {
       open_lockstep_store;
   std::optional<std::string> secret{};
   std::optional<Rejoining> rejoining{};  // AgentStoreAddress::rejoining
-  // Whether the store was there before: if its host refuses connections for 3
+  // Whether the store existed before: if its host refuses connections for 3
   // s, it does not come again.
   bool was_there = false;
 };
@@ -44,8 +44,8 @@ struct OpenedStore {
 };
 
 // Opens the store of a job: binds the endpoint and hosts the store, or waits
-// until another agent does and connects to it. Names and hosts that are not
-// there yet are tried again, as nodes start in any order and a name server may
+// until another agent does and connects to it. Names and hosts that do not
+// exist yet are tried again, as nodes start in any order and a name server may
 // learn of them late.
 class StoreConnector {
  public:
@@ -82,7 +82,7 @@ class StoreConnector {
   // Why no store was reached.
   struct Failure {
     std::string reason{};
-    int error = 0;  // of the system; 0: none
+    int error = 0;  // of the system; 0 if there is none
     bool other_secret = false;
     bool stranger = false;  // AgentStoreStranger
     bool refused = false;   // each address refuses connections

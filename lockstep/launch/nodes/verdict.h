@@ -40,7 +40,7 @@ struct Verdict {
   static constexpr Kind kLastKind = Kind::node_waits;
 
   Kind kind = Kind::succeeded;
-  int node_rank = -1;  // where it happened; -1: no particular node
+  int node_rank = -1;  // where it happened; -1 for no particular node
   int exit_code = 0;
   int signal = 0;      // for `signalled`
   std::string text{};  // one line for the user; names the node

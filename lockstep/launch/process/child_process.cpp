@@ -42,7 +42,8 @@ struct ChildPlan {
   std::array<int, 3> standard_fds;
   std::array<int, 2> inherited_fds;
   ChildSession session;
-  const std::vector<unsigned long>* cpus;  // a mask; empty: not to be set
+  // A mask; empty if it is not to be set.
+  const std::vector<unsigned long>* cpus;
   const Surroundings* surroundings;
   pid_t parent;
   int error_pipe;  // takes errno if the child cannot execute

@@ -17,8 +17,8 @@
 
 namespace lockstep::internal {
 
-// What a launcher changes for itself, as it found it. Its children get these
-// values back.
+// The settings that a launcher changes for itself, as it found them. Its
+// children get these values back.
 struct Surroundings {
   sigset_t signal_mask = {};
   std::optional<rlimit> descriptors{};  // RLIMIT_NOFILE, if it was changed
@@ -48,12 +48,13 @@ struct ChildStart {
   int stdout_fd = 1;
   int stderr_fd = 2;
   // The only other descriptors that the child inherits, under the same numbers;
-  // -1: none. All others are closed, also those that this process inherited (as
-  // Python's subprocess does, and so torchrun); but kernels before 5.11 keep
-  // those open that are not close-on-exec.
+  // -1 if there is none. All others are closed, also those that this process
+  // inherited (as Python's subprocess does, and so torchrun); but kernels
+  // before 5.11 keep those open that are not close-on-exec.
   std::array<int, 2> inherited_fds{-1, -1};
   ChildSession session = ChildSession::own;
-  std::set<int> cpus{};  // those that it may run on; empty: as this process
+  // Those that it may run on; empty means as this process.
+  std::set<int> cpus{};
   Surroundings surroundings{};
 };
 

@@ -30,8 +30,8 @@ std::vector<ControlGroup> control_groups(const std::string& controller,
 // A limit, and how much of it is used.
 struct GroupLimit {
   int64_t limit = 0;
-  // What all processes of that group use. Memory that the kernel would give
-  // back (pages of files that were not read lately) does not count.
+  // The memory that all processes of that group use. Memory that the kernel
+  // would give back (pages of files that were not read lately) does not count.
   int64_t used = 0;
   int64_t left() const { return limit > used ? limit - used : 0; }
 };

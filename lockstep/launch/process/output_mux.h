@@ -139,7 +139,7 @@ class OutputMux {
   Notice notice_;
   std::vector<Stream> streams_;
   size_t next_id_ = 1;
-  // The stream of which a line is shown without its end; 0: there is none.
+  // The stream of which a line is shown without its end; 0 if there is none.
   size_t open_id_ = 0;
   Sink* open_sink_ = nullptr;  // where
   Sink out_;

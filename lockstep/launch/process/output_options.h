@@ -54,7 +54,7 @@ struct OutputOptions {
   StreamSelection tee{};
   // Prefix the lines of every stream that is not redirected.
   bool prefix_lines = false;
-  // Local ranks whose output the console shows; unset: all. Files get the
+  // Local ranks whose output the console shows; unset means all. Files get the
   // output of all ranks.
   std::optional<std::set<int>> local_ranks_filter{};
   // Lines on the console that hold one of these texts also go into the file

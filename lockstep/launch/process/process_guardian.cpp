@@ -60,7 +60,7 @@ int run_agent(const std::function<int(GuardianLink)>& body, GuardianLink link) {
   return body(std::move(link));
 }
 
-// What the launcher does until the agent has ended.
+// The work of the launcher until the agent has ended.
 class Guardian {
  public:
   Guardian(ChildProcess agent, milliseconds agent_allowance,

@@ -9,7 +9,7 @@
 
 namespace lockstep::internal {
 
-// What the agent gets from its guardian.
+// The values that the agent gets from its guardian.
 struct GuardianLink {
   // Each byte is a signal to forward to the workers, in the order of arrival.
   // The end of the stream means that the guardian has died. Non-blocking.

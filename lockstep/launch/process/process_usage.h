@@ -7,7 +7,7 @@
 
 namespace lockstep::internal {
 
-// What a process has used, by /proc/PID/stat.
+// The time and memory that a process has used, by /proc/PID/stat.
 struct ProcessUsage {
   int64_t cpu_ns = 0;  // of all its threads, in user and system mode
   int64_t resident_bytes = 0;

@@ -8,7 +8,7 @@
 
 namespace lockstep::internal {
 
-// What every worker executes.
+// The program that every worker executes.
 struct Program {
   std::string path{};                    // for execve: it has a slash
   std::vector<std::string> arguments{};  // argv, argv[0] included

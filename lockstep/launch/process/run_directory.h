@@ -66,7 +66,7 @@ class RunDirectory {
 struct TemporaryPlace {
   std::filesystem::path folder{};
   // The folders that come before it, which cannot be written, and why: "/x (No
-  // such file or directory)"; empty: there is none.
+  // such file or directory)"; empty if there is none.
   std::string refused{};
 };
 

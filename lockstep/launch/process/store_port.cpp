@@ -20,7 +20,7 @@ constexpr milliseconds kLookUpInterval{200};
 // After this time the user is told what is being waited for.
 constexpr milliseconds kLongLookUp{5000};
 
-// What to do about an address that is not of this host.
+// The advice for an address that is not of this host.
 constexpr const char* kAdviceForOneNode =
     "; on one host leave --master-addr out: 127.0.0.1 is used; for several "
     "give --nnodes";

@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// More processors or nodes than any host has: what is larger is no list.
+// More processors or nodes than any host has: what is larger is not a list.
 constexpr int kHighest = 1 << 16;
 
 // Reads a number at the beginning of `text` and removes it.

@@ -19,8 +19,8 @@ namespace internal {
 std::vector<std::string> visible_gpu_names(int devices);
 
 // Returns the GPUs that the value `visible` of CUDA_VISIBLE_DEVICES names, up
-// to the first item that is no number, "GPU-..." or "MIG-...", where CUDA ends
-// the list, too.
+// to the first item that is not a number, "GPU-..." or "MIG-...", where CUDA
+// ends the list, too.
 std::vector<std::string> named_gpus(std::string_view visible);
 
 }  // namespace internal

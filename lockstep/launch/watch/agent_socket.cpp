@@ -22,7 +22,7 @@ constexpr size_t kRunIdBytes = 40;
 constexpr size_t kMostAskers = 512;
 // An answer goes in packets of this size, which any socket's buffer holds.
 constexpr size_t kPacketBytes = 32 << 10;
-constexpr std::chrono::milliseconds kDeafTime{1000};
+constexpr std::chrono::milliseconds kIgnoredTime{1000};
 
 bool has_come(const std::vector<pollfd>& entries, int fd) {
   return std::ranges::any_of(entries, [&](const pollfd& entry) {
@@ -54,7 +54,7 @@ AgentSocket::AgentSocket(const std::string& run_id)
       listener_(listen_at(name_)) {}
 
 void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
-  if (!deaf_until_ || deaf_until_->expired()) {
+  if (!ignored_until_ || ignored_until_->expired()) {
     entries.push_back({listener_.get(), POLLIN, 0});
   }
   for (const auto& asker : askers_) {
@@ -64,8 +64,8 @@ void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
 }
 
 std::optional<std::chrono::milliseconds> AgentSocket::most_wait() const {
-  if (!deaf_until_ || deaf_until_->expired()) return std::nullopt;
-  return deaf_until_->remaining();
+  if (!ignored_until_ || ignored_until_->expired()) return std::nullopt;
+  return ignored_until_->remaining();
 }
 
 void AgentSocket::handle_poll_entries(const std::vector<pollfd>& entries,
@@ -120,11 +120,11 @@ void AgentSocket::accept_new(const Respond& respond) {
       if (askers_.size() == kMostAskers) askers_.erase(askers_.begin());
       askers_.push_back(std::move(asker));
     }
-    deaf_until_.reset();
+    ignored_until_.reset();
   } catch (const std::system_error&) {
     // No descriptor is left. New connections wait in the
     // listener's queue.
-    deaf_until_ = Deadline::after(kDeafTime);
+    ignored_until_ = Deadline::after(kIgnoredTime);
   }
 }
 

@@ -78,7 +78,7 @@ class AgentSocket {
   FileDescriptor listener_;
   std::vector<Asker> askers_;
   // Set after there was no descriptor for a new asker.
-  std::optional<Deadline> deaf_until_{};
+  std::optional<Deadline> ignored_until_{};
 };
 
 }  // namespace lockstep::internal

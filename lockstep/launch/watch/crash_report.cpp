@@ -106,7 +106,7 @@ void FailedAttempt::read_files() try {
   const auto file = directory / HangFinder::kStacksFile;
   if (fs::exists(file, ignored)) stacks = file;
 } catch (const std::exception&) {
-  // Out of memory, or a path that is no text.
+  // Out of memory, or a path that is not text.
 }
 
 fs::path write_crash_report(const FailedAttempt& attempt) {
@@ -141,7 +141,7 @@ fs::path write_crash_report(const FailedAttempt& attempt) {
     fs::path path = attempt.directory / "crash-report.txt";
     if (write_own_file(path, shown_text(text))) return path;
   } catch (const std::exception&) {
-    // Out of memory, or a path that is no text.
+    // Out of memory, or a path that is not text.
   }
   return {};
 }

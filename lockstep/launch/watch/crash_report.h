@@ -8,7 +8,7 @@
 
 namespace lockstep::internal {
 
-// What an agent knows of an attempt that failed. It is told in three ways: the
+// An agent's knowledge of an attempt that failed. It is told in three ways: the
 // launcher's lines (worker_failure.h), the crash report, and the job's report
 // (job_report.h).
 struct FailedAttempt {
@@ -26,7 +26,7 @@ struct FailedAttempt {
   // read_files() sets both.
   std::vector<std::filesystem::path> flight_records{};
   std::filesystem::path stacks{};  // of all ranks, if one hung; else empty
-  // What write_crash_report() returned; empty: none.
+  // The result of write_crash_report(); empty if there is none.
   std::filesystem::path crash_report{};
 
   // Reads what the workers have left in the directory: the last lines of their

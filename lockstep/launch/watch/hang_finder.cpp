@@ -134,7 +134,7 @@ std::string HangFinder::doing(const WorkerStatus& worker,
   const auto& told = told_[static_cast<size_t>(worker.local_rank)];
   std::string text = progress.stopped ? "stopped by a signal; " : "";
   if (!told) return text + "its progress file was not touched";
-  // What a stopped worker has told is not quite what it does.
+  // The last notice of a stopped worker is not quite what it does.
   if (progress.stopped) text += "a moment before ";
   if (progress.in_operation) {
     text += "in " + current_operation(*told);

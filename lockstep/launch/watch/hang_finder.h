@@ -58,7 +58,7 @@ class HangFinder {
   const std::filesystem::path attempt_;
   HangWatch watch_;
   Deadline next_;
-  // What the board said at the last look, by local rank.
+  // The contents of the board at the last look, by local rank.
   std::vector<std::optional<RankStatus>> told_{};
   // The request for stacks, while some worker seems to hang.
   int32_t request_ = 0;

@@ -10,7 +10,7 @@
 
 namespace lockstep::internal {
 
-// What is known of one worker's progress at one moment.
+// The progress of one worker at one moment.
 struct WorkerProgress {
   // Steps, samples and the like: any change is progress.
   std::array<int64_t, 7> counts{};
@@ -37,8 +37,8 @@ class HangWatch {
  public:
   using Clock = AwakeClock::Clock;
   // How long more all workers must wait for each other, if there are other
-  // nodes: the rank for which they wait may be there, and that node knows
-  // better.
+  // nodes: the rank for which they wait may be on another node, and that node
+  // knows better.
   static constexpr int kElsewhereShare = 4;  // a fourth of `allowed`
 
   // `allowed` is more than 0. `alone`: there are no other nodes.

@@ -17,9 +17,9 @@ namespace lockstep::internal {
 
 // An agent of this user on this host that can be asked (agent_socket.h).
 struct RunningJob {
-  pid_t agent_pid = 0;     // as this process sees it; 0: it does not see it
+  pid_t agent_pid = 0;     // as this process sees it; 0 if it does not see it
   std::string mark{};      // AgentSocket::mark(), which no other job has
-  pid_t launcher_pid = 0;  // of `lockstep run`; 0: it has died
+  pid_t launcher_pid = 0;  // of `lockstep run`; 0 if it has died
   std::string run_id{};    // as far as the socket's name has it
   std::string socket{};
   std::string command{};  // "lockstep run -n 2 train", cut
@@ -60,8 +60,8 @@ class JobLink {
   // Requires that a question was answered.
   const JobOwner& owner() const { return *owner_; }
   // Asks for the job's status, and has its ranks publish for `how_long` what
-  // they do; 0: they need not. Each local_rank of the result is the worker's
-  // place in it, and on the board.
+  // they do; if it is 0, they need not. Each local_rank of the result is the
+  // worker's place in it, and on the board.
   JobStatus watch(
       std::chrono::milliseconds how_long = std::chrono::milliseconds(5000));
   // Has all ranks profile themselves: StatusBoard::ask_profile().

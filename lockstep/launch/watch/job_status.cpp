@@ -58,7 +58,7 @@ std::string to_json(const JobStatus& status) {
                  {"attempt_directory", status.attempt_directory},
                  {"standby", status.standby},
                  {"workers", workers}};
-  // A path or an argument may hold bytes that are no UTF-8.
+  // A path or an argument may hold bytes that are not UTF-8.
   return all.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

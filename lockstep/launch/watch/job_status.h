@@ -19,7 +19,7 @@ struct WorkerStatus {
   bool publishes = false;          // it has the board (status_publisher.h)
 };
 
-// What an agent knows of its job, and of its own node's workers.
+// An agent's knowledge of its job, and of its own node's workers.
 struct JobStatus {
   enum class State {
     waiting,   // for the other nodes

@@ -12,9 +12,10 @@
 
 namespace lockstep::internal {
 
-// What the file of a program or a library says of a place in it.
+// The description of a place in a program or a library, by its file.
 struct Source {
-  std::string function{};  // mangled, as in its table of symbols; empty: none
+  // Mangled, as in its table of symbols; empty if there is none.
+  std::string function{};
   // "train.cpp:12"; if the compiler has put the function into others there,
   // "vector.h:40 inlined at train.cpp:12". Empty without debug information.
   std::string line{};
@@ -52,8 +53,8 @@ class SourceFinder {
 
   // Returns the frames `lines` (native_stack.h, frame_line()) for people:
   // "at::mm(...) +0x1c in libtorch_cpu.so", or, if the line is known,
-  // "train() in train at train.cpp:12". A line that is no frame stays as it is.
-  // Throws nothing but std::bad_alloc.
+  // "train() in train at train.cpp:12". A line that is not a frame stays as it
+  // is. Throws nothing but std::bad_alloc.
   std::vector<std::string> texts(const std::vector<std::string>& lines);
 
  private:

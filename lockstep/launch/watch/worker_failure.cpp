@@ -1,6 +1,5 @@
 #include "lockstep/launch/watch/worker_failure.h"
 
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -12,6 +11,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "lockstep/base/ending_words.h"
 #include "lockstep/base/left_file.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/shown_text.h"
@@ -190,7 +190,7 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
   const auto json = nlohmann::json::parse(*text, nullptr, false);
   if (!json.is_object() || !json.contains("message")) {
     record.unreadable = text->empty()         ? "is empty; is the disk full?"
-                        : json.is_discarded() ? "is no whole JSON"
+                        : json.is_discarded() ? "is not complete JSON"
                                               : "has no \"message\"";
     return record;
   }
@@ -211,9 +211,6 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
 }
 
 std::set<int> ranks_named_in(const std::string& message) {
-  // What comm/life_signs.cpp and comm/shm/protocol/waiting.cpp say.
-  constexpr std::array<std::string_view, 4> kEnds{
-      " died", " has left the group", " left because of an error", " failed:"};
   constexpr std::string_view kWord = "rank";
   std::set<int> named;
   for (size_t at = message.find(kWord); at != std::string::npos;
@@ -224,8 +221,9 @@ std::set<int> ranks_named_in(const std::string& message) {
                        : rest.starts_with(' ') ? 1
                                                : 0);
     const auto ranks = read_numbers(rest);
-    if (std::ranges::any_of(kEnds, [&](std::string_view words) {
-          return rest.starts_with(words);
+    if (rest.starts_with(' ') &&
+        std::ranges::any_of(EndingWords::all, [&](std::string_view words) {
+          return rest.substr(1).starts_with(words);
         })) {
       named.insert(ranks.begin(), ranks.end());
     }

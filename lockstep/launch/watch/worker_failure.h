@@ -16,7 +16,7 @@
 
 namespace lockstep::internal {
 
-// What an error file says.
+// The contents of an error file.
 struct ErrorRecord {
   FailureKind kind = FailureKind::unknown;
   std::string message{};
@@ -30,7 +30,8 @@ struct ErrorRecord {
   std::set<int> named{};
 };
 
-// What echoes say of the ranks that they name: "rank 0: all_reduce #5 ...".
+// The words of echoes about the ranks that they name: "rank 0: all_reduce #5
+// ...".
 using NamedRanks = std::map<int, std::string>;
 
 // The last lines of a log file of a worker.
@@ -53,8 +54,8 @@ struct WorkerFailure {
   // The launcher ended it because it made no progress; `error` says more.
   bool hung = false;
   // The echoes of other ranks name it, and it does not say itself what was
-  // wrong: it left its group while they used it. What one of them said; empty:
-  // none did.
+  // wrong: it left its group while they used it. What one of them said; empty
+  // if none did.
   std::string named_by{};
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};

@@ -28,7 +28,7 @@ struct CosineAnnealingWarmRestartsOptions {
 // Lets the rates fall from the initial ones to eta_min along half a cosine, and
 // then begins again: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent
 // with Warm Restarts" (ICLR 2017), equation 5. Python's step(epoch), with a
-// fraction of an epoch, is not there: count steps instead.
+// fraction of an epoch, does not exist here: count steps instead.
 class CosineAnnealingWarmRestarts final : public internal::FormulaScheduler {
  public:
   CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer,

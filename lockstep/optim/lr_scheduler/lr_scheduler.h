@@ -44,7 +44,7 @@ namespace lockstep::optim {
 //   scheduler puts it; LibTorch's optimizers have no place for it. Here the
 //   parts of a SequentialLR or ChainedScheduler share the initial rates, and
 //   any other scheduler takes the rates at its construction.
-// - Python's `last_epoch` argument is not there: to go on, load a state.
+// - Python's `last_epoch` argument does not exist: to go on, load a state.
 //
 // Threads: one at a time.
 class LRScheduler : public ResumableScheduler {

@@ -63,7 +63,8 @@ class ReduceLROnPlateau final : public ResumableScheduler {
   explicit ReduceLROnPlateau(torch::optim::Optimizer& optimizer,
                              const ReduceLROnPlateauOptions& options = {});
 
-  // Call it after each epoch. A metric that is not a number is no improvement.
+  // Call it after each epoch. A metric that is not a number is not an
+  // improvement.
   void step(double metric);
 
   const std::vector<double>& get_last_lr() const { return last_lr_; }

@@ -23,7 +23,7 @@ constexpr std::array<std::string_view, 22> kHyperparameters{
 int64_t integer_in(const StateTree& value, const char* scheduler,
                    const std::string& name, int64_t least) {
   // Python has a float where a float was given (T_cur, after a step to an
-  // epoch that is no integer).
+  // epoch that is not an integer).
   const double number = number_in(value, scheduler, name);
   if (number != std::floor(number) || std::abs(number) > StateFields::kMost) {
     refuse_state(scheduler, name + " is not an integer");

@@ -22,7 +22,7 @@ double number_in(const StateTree& value, const char* scheduler,
 const StateTree::List& list_in(const StateTree& value, const char* scheduler,
                                const std::string& name);
 
-// What one scheduler keeps, under Python's names, described once for
+// The state of one scheduler, under Python's names, described once for
 // state_dict() and for load_state_dict(). It refers to the scheduler's members.
 //
 // Integers are refused beyond +-2^53, so that arithmetic on those of a hostile
@@ -76,7 +76,7 @@ class StateFields {
   struct Field {
     const char* name;
     Capture capture;
-    Restore restore;  // null: not read
+    Restore restore;  // null if it is not read
   };
 
   void add_text(const char* name, std::vector<std::string> texts,

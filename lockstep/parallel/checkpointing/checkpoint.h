@@ -43,8 +43,8 @@ namespace lockstep {
 // are passed as they are. The result may have any type; with use_reentrant it
 // must be one whose tensors are found.
 //
-// What the function puts into reference arguments has its graph, as without
-// checkpointing; with use_reentrant it would have none, so that is
+// Tensors that the function puts into reference arguments have their graph, as
+// without checkpointing; with use_reentrant it would have none, so that is
 // std::invalid_argument.
 //
 // The second call must compute the same as the first one. Before it the states

@@ -4,18 +4,18 @@
 
 namespace lockstep {
 
-// What checkpoint() compares between a forward and its recomputation: shape,
-// dtype and device of every tensor that autograd saves (Python's "default"), or
-// nothing.
+// The comparison of checkpoint() between a forward and its recomputation:
+// shape, dtype and device of every tensor that autograd saves (Python's
+// "default"), or nothing.
 enum class DeterminismCheck { metadata, none };
 
 // The arguments of torch.utils.checkpoint.checkpoint (PyTorch documentation),
 // with its defaults.
 struct CheckpointOptions {
-  // Which of two ways recomputes. False: autograd records the forward, and what
-  // its operations save is recomputed when backward first needs any of it.
-  // True: forward runs without a graph, and backward runs forward again with
-  // one, then a backward pass of its own over it. That supports only
+  // Which of two ways recomputes. If it is false, autograd records the forward,
+  // and what its operations save is recomputed when backward first needs any of
+  // it. If it is true, forward runs without a graph, and backward runs forward
+  // again with one, then a backward pass of its own over it. That supports only
   // backward() without `inputs` and without create_graph, and at least one
   // tensor among the arguments must require grad. Default: false.
   bool use_reentrant{false};

@@ -13,9 +13,9 @@
 
 namespace lockstep::internal {
 
-// What else than its arguments decides what a forward computes: the states of
-// random generators, and autocast. Taken before the forward, so that a
-// recomputation draws the same numbers in the same dtypes.
+// The conditions, besides its arguments, that decide what a forward computes:
+// the states of random generators, and autocast. Taken before the forward, so
+// that a recomputation draws the same numbers in the same dtypes.
 class ForwardConditions {
  public:
   // Takes the present conditions of this thread. `inputs`: the generators of
@@ -25,7 +25,7 @@ class ForwardConditions {
   ForwardConditions(const std::vector<at::Tensor>& inputs, bool generators);
 
   // Restores the conditions in the thread that makes it, and at its end those
-  // that were there before.
+  // that were set before.
   class [[nodiscard]] Restored {
    public:
     explicit Restored(const ForwardConditions& conditions);

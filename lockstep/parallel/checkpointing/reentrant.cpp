@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the autograd context keeps for backward, beside the inputs.
+// The part that the autograd context keeps for backward, beside the inputs.
 struct ReentrantState : torch::CustomClassHolder {
   std::shared_ptr<CheckpointedCall> call;
   std::optional<ForwardConditions> conditions;

@@ -16,7 +16,7 @@ using torch::autograd::Engine;
 using EngineNodePtr =
     decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
 
-// What makes hooks in this thread now.
+// The object that makes hooks in this thread now.
 thread_local SavedTensors* innermost_saved = nullptr;
 // Set while this thread looks whether LibTorch asks our engine.
 thread_local bool is_looking = false;

@@ -17,12 +17,12 @@ namespace lockstep {
 struct PostLocalSGDOptions {
   // ---- Behaviour ----
 
-  // The ranks that average gradients in the first steps. Null: the default
+  // The ranks that average gradients in the first steps. Null means the default
   // group.
   ProcessGroupPtr process_group{};
 
-  // The ranks that average gradients after them. Null: the ranks of one host,
-  // by new_subgroups(LOCAL_WORLD_SIZE).
+  // The ranks that average gradients after them. Null means the ranks of one
+  // host, by new_subgroups(LOCAL_WORLD_SIZE).
   ProcessGroupPtr subgroup{};
 
   // The number of first steps. Give some hundreds: parameters drift apart

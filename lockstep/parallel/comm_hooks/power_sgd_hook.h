@@ -39,7 +39,8 @@ struct CompressionStats {
 struct PowerSGDOptions {
   // ---- Behaviour ----
 
-  // The ranks that average. Null: the default group. Most programs leave it.
+  // The ranks that average. Null means the default group. Most programs leave
+  // it.
   ProcessGroupPtr process_group{};
 
   // The rank r of the approximation: a gradient of shape [n, m] is sent as (n +

@@ -62,7 +62,7 @@ at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
   return values.sub_(message.zeros).mul_(message.scales);
 }
 
-// `width`: the elements of a channel; 0: all elements are one channel.
+// `width`: the elements of a channel; if it is 0, all elements are one channel.
 CommHook quantization_hook(const char* name, ProcessGroupPtr given,
                            int64_t width) {
   return [name, group = internal::group_or_default(std::move(given)),

@@ -59,7 +59,8 @@ class AttentionSum {
   at::Tensor logsumexp_;
 };
 
-// What backward has of forward; `output` and `logsumexp` are over all blocks.
+// The results of forward that backward uses; `output` and `logsumexp` are over
+// all blocks.
 struct AttentionResult {
   at::Tensor query;
   at::Tensor output;

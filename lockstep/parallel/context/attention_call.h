@@ -10,7 +10,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/context/context_shard.h"
 
-// What both forms of attention over a group begin with.
+// The beginning of both forms of attention over a group.
 namespace lockstep::internal {
 
 // A call of attention, as its options describe it.

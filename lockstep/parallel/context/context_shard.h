@@ -30,7 +30,7 @@ enum class ContextOrder {
 struct ContextShardOptions {
   // ---- Behaviour: the same on all ranks ----
 
-  // The ranks that have the parts. Null: the default group.
+  // The ranks that have the parts. Null means the default group.
   ProcessGroupPtr group{};
 
   // Which tokens a rank has. zigzag balances the work of causal attention.
@@ -43,9 +43,9 @@ struct ContextShardOptions {
 };
 
 // Returns this rank's part of `whole`, whose dimension `dim` is the sequence
-// (negative: counted from the last). The part is contiguous and has memory of
-// its own; it may be empty. Nothing is communicated. The gradient of `whole` is
-// zero where other ranks have the tokens.
+// (a negative one counts from the last). The part is contiguous and has memory
+// of its own; it may be empty. Nothing is communicated. The gradient of `whole`
+// is zero where other ranks have the tokens.
 //
 // Cut what has one value for each token in the same way: token numbers, targets
 // (shift them against the inputs before they are cut), masks of padding.

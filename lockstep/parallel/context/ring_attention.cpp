@@ -27,7 +27,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What forward and backward have in common. The autograd context keeps it.
+// The parts that forward and backward share. The autograd context keeps it.
 struct Ring : torch::CustomClassHolder {
   AttentionCall call;
   std::shared_ptr<const RingPlan> plan;

@@ -13,14 +13,15 @@ namespace lockstep {
 struct RingAttentionOptions {
   // ---- Behaviour: the same on all ranks ----
 
-  // The ranks that have the parts of the sequences. Null: the default group.
+  // The ranks that have the parts of the sequences. Null means the default
+  // group.
   ProcessGroupPtr group{};
 
   // Whether a token attends only to itself and to the tokens before it in the
   // whole sequence. Default: false.
   bool is_causal{false};
 
-  // What the products of queries and keys are multiplied by; above 0. Default:
+  // The factor of the products of queries and keys; above 0. Default:
   // none, which is 1 / sqrt(head_dim).
   std::optional<double> scale{};
 

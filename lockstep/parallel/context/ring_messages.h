@@ -69,7 +69,7 @@ class KeyValueRing {
   // Starts to send this step's block to the next rank, and to receive that of
   // the next step.
   void start_next();
-  // Begins the next step, once its block is there and this step's was sent.
+  // Begins the next step, once its block has arrived and this step's was sent.
   void finish_next();
 
  private:
@@ -96,14 +96,14 @@ class GradientRing {
   // Starts to receive the sum of this step's block.
   void start();
   // Returns that sum, shaped as the block, for this rank to add its gradients:
-  // zeros in the first step, which is that of its own block. Blocks until it is
-  // there. Undefined if neither this rank nor a later one uses the block.
+  // zeros in the first step, which is that of its own block. Blocks until it
+  // has arrived. Undefined if neither this rank nor a later one uses the block.
   const at::Tensor& receive();
   // Sends the sum on and begins the next step. Blocks until the sum of the step
   // before was sent.
   void pass_on();
   // Returns the gradients of this rank's own block. After the last step. Blocks
-  // until they are there, and all sums were sent.
+  // until they have arrived, and all sums were sent.
   at::Tensor own();
 
  private:

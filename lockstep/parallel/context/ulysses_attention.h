@@ -29,10 +29,11 @@ struct UlyssesAttentionOptions {
   ContextOrder order{ContextOrder::plain};
   double dropout_p{0};
 
-  // What computes the attention, on each rank alone: with masks, biases or
-  // dropout, for example. Tokens are in the order of the sequence; rank r of p
-  // has the r-th of p equal parts of the heads. is_causal and scale must then
-  // be left alone. Default: none, which is at::scaled_dot_product_attention.
+  // The function that computes the attention, on each rank alone: with masks,
+  // biases or dropout, for example. Tokens are in the order of the sequence;
+  // rank r of p has the r-th of p equal parts of the heads. is_causal and scale
+  // must then be left alone. Default: none, which is
+  // at::scaled_dot_product_attention.
   HeadsAttention attention{};
 
   // How long a wait for another rank may take; more than 0. Default: none,

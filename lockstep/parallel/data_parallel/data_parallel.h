@@ -201,7 +201,7 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
         std::forward<Args>(args)...);
   }
 
-  // Returns the devices of forward; empty: the module's own device.
+  // Returns the devices of forward; empty means the module's own device.
   const std::vector<at::Device>& device_ids() const {
     return state_->devices();
   }

@@ -113,7 +113,8 @@ class ReplicaThreads::Thread {
       } catch (...) {
         thrown = std::current_exception();
       }
-      // What the task holds must be destroyed before the caller goes on.
+      // The objects that the task holds must be destroyed before the caller
+      // goes on.
       task = {};
       lock.lock();
       thrown_ = std::move(thrown);

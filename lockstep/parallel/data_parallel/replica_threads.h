@@ -20,8 +20,8 @@ bool runs_beside_replicas();
 // every step.
 class ReplicaThreads {
  public:
-  // `intra_op_threads`: at::get_num_threads() in the thread of a CPU device; 0:
-  // the caller's number divided by the number of CPU devices, at least 1.
+  // `intra_op_threads`: at::get_num_threads() in the thread of a CPU device; 0
+  // means the caller's number divided by the number of CPU devices, at least 1.
   // Threads of other devices keep LibTorch's number.
   ReplicaThreads(std::vector<at::Device> devices, int64_t intra_op_threads);
   ReplicaThreads(const ReplicaThreads&) = delete;

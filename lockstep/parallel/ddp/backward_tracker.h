@@ -120,7 +120,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // Ends all calls to the listener.
   void detach();
 
-  // Puts hooks on the parameters' gradient accumulators, unless they are there
+  // Puts hooks on the parameters' gradient accumulators, unless they have them
   // already. LibTorch creates a new accumulator when a parameter's dtype or
   // device changes; graphs that hold the old one keep its hook. Calls
   // refuse_sharing() and parameter_shared() of both trackers for each parameter

@@ -61,7 +61,7 @@ std::vector<std::vector<size_t>> assign_buckets(
 
 // Allocates one bucket for `members`, zeroed, in memory that the ranks of
 // `group` share if there is any (empty_shared()). `dtype`: the dtype of the
-// bucket; none: that of the parameters.
+// bucket; none means that of the parameters.
 GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
                            const std::vector<size_t>& members,
                            const ProcessGroupPtr& group,

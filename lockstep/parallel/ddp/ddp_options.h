@@ -38,7 +38,7 @@ struct DistributedDataParallelOptions {
   // saves time at the start, and a mistake goes unnoticed. Default: true.
   bool init_sync{true};
 
-  // The ranks that average their gradients. Null: the default group. Most
+  // The ranks that average their gradients. Null means the default group. Most
   // programs leave it.
   ProcessGroupPtr process_group{};
 

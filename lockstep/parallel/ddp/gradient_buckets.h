@@ -77,7 +77,7 @@ class GradientBuckets {
     return options_.views && !options_.reduce_dtype && !any_shared_;
   }
 
-  // Where gradients may be moved to; null: nowhere.
+  // Where gradients may be moved to; null means nowhere.
   const std::shared_ptr<GradientArena>& arena() const { return arena_; }
   bool moves() const { return moves_; }
   // Whether gradients are moved from now on: the reduction must be able to.
@@ -171,7 +171,7 @@ class GradientBuckets {
   std::vector<std::vector<uint64_t>> moved_places_;
   // Keeps moved gradients while peers may use them, by parameter.
   std::map<size_t, at::Tensor> moved_;
-  std::vector<Range> owned_;  // by parameter; empty: all elements
+  std::vector<Range> owned_;  // by parameter; empty means all elements
   std::map<size_t, LeftShard> left_shards_;
 };
 

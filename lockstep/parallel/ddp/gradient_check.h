@@ -29,7 +29,7 @@ class GradientCheck {
  private:
   const std::vector<NamedParameter>& parameters_;
   ProcessGroupPtr group_;
-  int64_t found_ = -1;  // index of a parameter; -1: none
+  int64_t found_ = -1;  // index of a parameter; -1 if there is none
   bool is_nan_ = false;
 };
 

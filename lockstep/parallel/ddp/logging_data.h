@@ -6,9 +6,10 @@
 
 namespace lockstep {
 
-// What DistributedDataParallel knows about itself, and how long its last
-// sampled iteration took; like Python's _get_ddp_logging_data(), whose keys are
-// the members' names. Times in nanoseconds, bytes if a name says bytes or size.
+// The facts that DistributedDataParallel has about itself, and how long its
+// last sampled iteration took; like Python's _get_ddp_logging_data(), whose
+// keys are the members' names. Times in nanoseconds, bytes if a name says bytes
+// or size.
 struct DDPLoggingData {
   int world_size{0};
   int rank{0};

@@ -14,7 +14,7 @@ struct MixedPrecision {
   // have their own dtype, so grad() with respect to them does not find them in
   // the graph.
   std::optional<at::ScalarType> param_dtype{};
-  // The dtype of gradients in their buckets; none: param_dtype.
+  // The dtype of gradients in their buckets; none means param_dtype.
   std::optional<at::ScalarType> reduce_dtype{};
   // The dtype of floating-point buffers, from the constructor on.
   std::optional<at::ScalarType> buffer_dtype{};

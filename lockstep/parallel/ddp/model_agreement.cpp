@@ -128,8 +128,8 @@ class Meeting {
       store_->wait(
           keys, std::max(deadline.remaining(), std::chrono::milliseconds(1)));
     } catch (const c10::Error&) {
-      // The time is over, or the store's host has left: the texts that are
-      // there must be enough.
+      // The time is over, or the store's host has left: the texts that have
+      // come must be enough.
     }
   }
 

@@ -633,7 +633,7 @@ void Reducer::deliver(size_t final_buckets) {
       }
     }
     if (!on_final_) continue;
-    // What an optimizer allocates for good is not for the arena.
+    // Memory that an optimizer allocates for good is not for the arena.
     if (armed_) armed_->disarm();
     on_final_(final_parameters);
     if (armed_) armed_->arm();

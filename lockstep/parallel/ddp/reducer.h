@@ -25,8 +25,8 @@ namespace lockstep::internal {
 // described there.
 struct ReducerOptions {
   BucketLimits limits;
-  // The limits until the order of readiness is known. Empty: one bucket for
-  // each dtype and device.
+  // The limits until the order of readiness is known. Empty means one bucket
+  // for each dtype and device.
   BucketLimits first_limits{};
   bool find_unused_parameters{false};
   bool static_graph{false};

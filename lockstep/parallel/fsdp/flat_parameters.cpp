@@ -27,7 +27,7 @@ int64_t round_up(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// What the DataPtr of a storage of a unit owns. By this unit_of()
+// The object that the DataPtr of a storage of a unit owns. By it unit_of()
 // recognises the unit's tensors.
 struct UnitMemory {
   at::Tensor memory;  // undefined: the full parameters are not gathered
@@ -45,7 +45,7 @@ at::DataPtr data_of(const at::Tensor& memory,
   return {data, new UnitMemory{memory, unit}, &delete_unit_memory, device};
 }
 
-// `bytes`: also of memory that is not there yet, so that tensors may be made.
+// `bytes`: also of memory that is not mapped yet, so that tensors may be made.
 c10::Storage storage_over(const at::Tensor& memory, size_t bytes,
                           const std::weak_ptr<ShardedUnit>& unit,
                           c10::Device device) {
@@ -75,8 +75,8 @@ class ShardGradient final : public c10::TensorImpl {
   const std::shared_ptr<GradientDataUse> use_;
 };
 
-// Returns a tensor over `storage`, which may have no memory yet. It is no view
-// as autograd knows it.
+// Returns a tensor over `storage`, which may have no memory yet. It is not a
+// view as autograd knows it.
 template <typename Impl = c10::TensorImpl, typename... More>
 at::Tensor tensor_over(const c10::Storage& storage, at::ScalarType dtype,
                        int64_t offset, at::IntArrayRef sizes,
@@ -344,7 +344,7 @@ void FlatParameters::follow_requires_grad() {
     if (parameter.compute.requires_grad() == trained) continue;
     parameter.compute.set_requires_grad(trained);
     if (trained) continue;
-    // What no_sync() has kept.
+    // The gradients that no_sync() has kept.
     parameter.accumulated.reset();
     parameter.compute.mutable_grad().reset();
   }

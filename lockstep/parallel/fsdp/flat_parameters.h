@@ -135,7 +135,7 @@ class FlatParameters {
   // of keep_part(), if there are any, or from all ranks' shards. Collective of
   // these ranks; does not block. Returns whether it has started.
   bool start_gather(BufferPool& pool);
-  // Waits until the full parameters are there; calls start_gather().
+  // Waits until the full parameters have been gathered; calls start_gather().
   void gather(BufferPool& pool);
   // Frees the full parameters, if they are gathered, and the part of them.
   void release(BufferPool& pool);
@@ -149,7 +149,7 @@ class FlatParameters {
 
   // Whether a parameter requires grad now.
   bool trains() const;
-  // Which parameters require grad now, "1011"; empty: all.
+  // Which parameters require grad now, "1011"; empty means all.
   std::string trained() const;
   // Makes requires_grad of the compute tensors that of the shards, which a
   // program may have changed.

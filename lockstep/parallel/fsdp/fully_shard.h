@@ -49,13 +49,13 @@ namespace lockstep {
 // names of parameters are those of the model without units. A group of one rank
 // is allowed: the same program then runs without sharding.
 //
-// What the module registered are *shards* from then on: parameters() gives
+// The registered parameters are *shards* from then on: parameters() gives
 // tensors with this rank's elements, which may be none. A shard has as many
 // dimensions as its parameter, so that dim() may tell weights from biases:
 // [rows, ...] if its elements are whole rows, otherwise [1, ..., 1, n]. The
 // members of the module, such as `weight`, are the full parameters. They may be
-// used in forward, and between unshard() and reshard(); at another time their
-// data is not there (c10::Error), or may change any moment (if ranks share
+// used in forward, and between unshard() and reshard(); at another time they
+// have no data (c10::Error), or may change any moment (if ranks share
 // memory). Make the optimizer, and load snapshots, after the last unit is
 // constructed, and move modules (to()) before. Parameters must not be in a
 // ParameterList or ParameterDict. A layer that is added, replaced or removed
@@ -204,7 +204,7 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   };
   // Gathers the full parameters of this unit (not of units in it), for the next
   // forward, or for use without one until reshard(). With `async_op` returns
-  // before they are there; a forward waits by itself. Collective.
+  // before they have been gathered; a forward waits by itself. Collective.
   UnshardHandle unshard(bool async_op = false) {
     unit_->start_unshard();
     UnshardHandle handle(unit_);

@@ -18,7 +18,7 @@ struct MixedPrecisionPolicy {
   // in which they are gathered.
   std::optional<at::ScalarType> param_dtype{};
   // The dtype in which gradients are reduced, and accumulated under no_sync();
-  // none: param_dtype.
+  // none means param_dtype.
   std::optional<at::ScalarType> reduce_dtype{};
   // The dtype of the floating-point tensors that forward returns.
   std::optional<at::ScalarType> output_dtype{};
@@ -27,7 +27,7 @@ struct MixedPrecisionPolicy {
   bool cast_forward_inputs{true};
 };
 
-// What becomes of the full parameters after forward: true, false, or a number
+// Decides about the full parameters after forward: true, false, or a number
 // of ranks, as the argument of Python's fully_shard. FullyShardOptions says
 // what these mean.
 class ReshardAfterForward {
@@ -41,8 +41,8 @@ class ReshardAfterForward {
     }
   }
 
-  // The number of ranks over which parameters stay divided; none: all ranks of
-  // the group (true). false is 1.
+  // The number of ranks over which parameters stay divided; none means all
+  // ranks of the group (true). false is 1.
   constexpr std::optional<int64_t> ranks() const { return ranks_; }
 
  private:
@@ -55,8 +55,8 @@ class ReshardAfterForward {
 struct FullyShardOptions {
   // ---- Behaviour: groups ----
 
-  // The ranks over which parameters are divided. Null: the default group. The
-  // same for all units of a model.
+  // The ranks over which parameters are divided. Null means the default group.
+  // The same for all units of a model.
   ProcessGroupPtr group{};
 
   // Hybrid sharding: the ranks that have the same part of the parameters as

@@ -176,7 +176,7 @@ class SharedShardReduction final : public ShardReduction {
   };
   using AllNamed = std::vector<Named>;
 
-  // What is compared between the ranks in shared memory: the number of the
+  // The values that ranks compare in shared memory: the number of the
   // reduction, that of `flat`, and a checksum of FlatParameters::trained().
   int64_t code_of(const FlatParameters& flat, int64_t number) {
     const auto count = static_cast<int64_t>(named_->size());
@@ -294,7 +294,7 @@ class SharedShardReduction final : public ShardReduction {
   bool compares_order_;
   std::map<const FlatParameters*, size_t> numbers_{};  // in named_
   const std::shared_ptr<AllNamed> named_ = std::make_shared<AllNamed>();
-  const std::shared_ptr<GradientArena> arena_;  // null: gradients are copied
+  const std::shared_ptr<GradientArena> arena_;  // null if gradients are copied
   std::array<Place, kPlaces> places_{};
   size_t next_ = 0;
 };

@@ -61,7 +61,7 @@ class ShardReduction {
   struct Delivery {
     FlatParameters* flat;
     at::Tensor reduced;
-    WorkPtr work;  // null: there are no replicas
+    WorkPtr work;  // null if there are no replicas
   };
   const ProcessGroupPtr replicate_group_;
   std::vector<Delivery> deliveries_;

@@ -537,8 +537,9 @@ bool UnitForward::watches(const at::Tensor& result) {
   return call_ != nullptr;
 }
 
-// What forward wrote in place is written in the caller's tensors, too: data
-// that was cast, and the history, which autograd knows of an alias only.
+// The values that forward wrote in place are written in the caller's tensors,
+// too: data that was cast, and the history, which autograd knows of an alias
+// only.
 void UnitForward::finish_written_inputs() {
   for (auto& [given, taken, version, graph] : inputs_) {
     if (taken._version() == version) continue;

@@ -45,10 +45,10 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   // none has.
   const std::string* with_gradient() const;
   // The number of ranks over which the full parameters are divided between
-  // forward and backward. 1: they stay whole.
+  // forward and backward. If it is 1, they stay whole.
   int ranks_after_forward() const;
 
-  // What FullyShard's functions of these names do.
+  // The functions of the same names of FullyShard.
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
                                  bool recurse);
   // Returns the value before.
@@ -89,7 +89,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
 
   const FullyShardOptions options_;
   std::optional<ReshardAfterForward> reshard_after_forward_;
-  std::string path_;  // in the outermost module; empty: it is that one
+  std::string path_;  // in the outermost module; empty if it is that one
   // This unit's module and those in it.
   std::vector<const torch::nn::Module*> modules_;
   std::weak_ptr<torch::nn::Module> module_;
@@ -133,7 +133,7 @@ class UnitForward {
   void finish_written_inputs();
 
   const std::shared_ptr<ShardedUnit> unit_;
-  std::shared_ptr<UnitCall> call_;  // null: without grad
+  std::shared_ptr<UnitCall> call_;  // null means without grad
   std::vector<Input> inputs_;
   std::vector<at::Tensor> returned_;  // as forward returned them
   std::vector<std::pair<at::Tensor, at::Tensor>> results_;  // and what replaces

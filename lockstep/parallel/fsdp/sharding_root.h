@@ -203,7 +203,7 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   std::vector<FlatParameters*> prepared_;  // for these reduction_ was made
   bool found_write_ = false;               // by the last require_unwritten()
   std::unique_ptr<ShardReduction> reduction_;
-  std::unique_ptr<SplitBarrier> barrier_;  // null: no rank shares memory
+  std::unique_ptr<SplitBarrier> barrier_;  // null if no rank shares memory
   std::vector<int64_t> used_;  // used_bits(), then those of any rank
   // int64 [2 * ranks, words of used_], which all ranks have in common. Each has
   // two rows, used in turn: it may write before others have read the last one.

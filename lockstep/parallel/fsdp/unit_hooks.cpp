@@ -52,7 +52,7 @@ struct UnitResult : torch::autograd::Function<UnitResult> {
                                 variable_list grads) {
     auto& call = *held_call(context);
     call.unit->before_backward(call);
-    grads.emplace_back();  // of the call, which is no tensor
+    grads.emplace_back();  // of the call, which is not a tensor
     return grads;
   }
 };
@@ -78,7 +78,7 @@ struct UnitInputs : torch::autograd::Function<UnitInputs> {
         grad = announce_backward(grad, call);
       }
     }
-    grads.emplace_back();  // of the call, which is no tensor
+    grads.emplace_back();  // of the call, which is not a tensor
     return grads;
   }
 };

@@ -25,7 +25,7 @@ struct UnitCall {
 };
 
 // Returns an alias of `result`. Autograd calls unit->before_backward() before
-// it does any work on the graph that leads there. The alias is no view that
+// it does any work on the graph that leads there. The alias is not a view that
 // autograd knows, so if it is written in place, its graph still leads there.
 at::Tensor announce_backward(const at::Tensor& result,
                              const std::shared_ptr<UnitCall>& call);

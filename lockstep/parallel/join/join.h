@@ -34,7 +34,7 @@ struct JoinOptions {
   bool enable{true};
 };
 
-// What the ranks do in one iteration. The same on all ranks.
+// The work of the ranks in one iteration. The same on all ranks.
 struct JoinIteration {
   std::vector<int> active{};  // ranks that have inputs, ascending
   bool trains{false};         // whether forward runs with grad

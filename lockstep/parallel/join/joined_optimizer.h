@@ -30,11 +30,11 @@ namespace lockstep {
 // and block.
 class JoinedOptimizer final : public Joinable {
  public:
-  // `process_group`: the group of the other joinables; null: the default group.
-  // `optimizer` must outlive this object. Throws std::invalid_argument for
-  // another kind of optimizer, and on all ranks if the ranks' optimizers differ
-  // in groups, shapes or dtypes of parameters, or have different parts of one
-  // (set_placement()).
+  // `process_group`: the group of the other joinables; null means the default
+  // group. `optimizer` must outlive this object. Throws std::invalid_argument
+  // for another kind of optimizer, and on all ranks if the ranks' optimizers
+  // differ in groups, shapes or dtypes of parameters, or have different parts
+  // of one (set_placement()).
   explicit JoinedOptimizer(torch::optim::Optimizer& optimizer,
                            ProcessGroupPtr process_group = {});
 

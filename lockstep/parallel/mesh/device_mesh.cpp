@@ -83,7 +83,7 @@ void require_tensor_within_hosts(const MeshLayout& layout,
 
 }  // namespace
 
-// What all parts of a mesh share.
+// The state that all parts of a mesh share.
 struct DeviceMesh::Groups {
   ProcessGroupPtr parent;
   MeshLayout layout;

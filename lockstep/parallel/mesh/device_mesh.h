@@ -18,7 +18,7 @@ struct DeviceMeshOptions {
   // ---- Behaviour ----
 
   // The group whose ranks the mesh arranges; a mesh counts them as this group
-  // does. Null: the default group.
+  // does. Null means the default group.
   ProcessGroupPtr parent{};
 
   // As in NewGroupOptions. If one of them is given, an axis along all ranks
@@ -92,8 +92,8 @@ class DeviceMesh {
   // the part with that axis alone; afterwards the whole mesh and its parts with
   // all of `names` know it by its name. The second form takes all axes of this
   // part. A collective of all ranks of the mesh the first time; blocks as
-  // new_group() does. If an axis with the same groups is there already, it has
-  // that one's group.
+  // new_group() does. If the mesh already has an axis with the same groups, the
+  // new axis has its group.
   DeviceMesh flatten(const std::vector<std::string>& names,
                      const std::string& flattened_name);
   DeviceMesh flatten(const std::string& flattened_name);

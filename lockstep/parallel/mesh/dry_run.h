@@ -6,7 +6,7 @@
 
 #include "lockstep/parallel/mesh/mesh_layout.h"
 
-// What a training would need on a mesh, computed and not run: memory and
+// The needs of a training on a mesh, computed and not run: memory and
 // communication of a rank. To run the program itself as one rank of a world
 // that does not exist, see the backend "fake" (docs/mesh.md).
 namespace lockstep {
@@ -25,8 +25,8 @@ struct DryRunModel {
   int64_t gradient_bytes{4};
   int64_t optimizer_bytes{8};
 
-  // What the axis "shard" divides: 0 nothing, 1 the optimizer's state, 2 also
-  // the gradients, 3 also the parameters.
+  // The parts that the axis "shard" divides: 0 nothing, 1 the optimizer's
+  // state, 2 also the gradients, 3 also the parameters.
   int zero_stage{3};
 
   // In how many calls parameters are gathered and gradients reduced: the units
@@ -59,7 +59,7 @@ struct DryRunMemory {
   int64_t total() const { return parameters + gradients + optimizer; }
 };
 
-// What a rank communicates along an axis in one step (forward, backward and
+// The communication of a rank along an axis in one step (forward, backward and
 // optimizer step of all micro-batches).
 struct DryRunTraffic {
   std::string axis;  // several that act as one are joined: "data x context"

@@ -67,7 +67,7 @@ class MeshLayout {
   std::vector<std::vector<int>> groups(const std::string& name) const;
 
   // Returns the part with these axes. Throws if the names are not in the order
-  // of this layout, or one is there twice, also inside a flattened axis.
+  // of this layout, or if one is given twice, also inside a flattened axis.
   MeshLayout operator[](const std::vector<std::string>& names) const;
 
   // Makes one axis of several that can be used by its name afterwards, beside

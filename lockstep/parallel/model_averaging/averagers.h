@@ -58,7 +58,7 @@ struct PeriodicModelAveragerOptions {
   // them. Give start_local_sgd_iter of the hook. Default: 0.
   int64_t warmup_steps{0};
 
-  // The ranks that average. Null: the default group.
+  // The ranks that average. Null means the default group.
   ProcessGroupPtr process_group{};
 };
 
@@ -89,7 +89,7 @@ struct HierarchicalModelAveragerOptions {
   // Default: 0.
   int64_t warmup_steps{0};
 
-  // The ranks that average. Null: the default group.
+  // The ranks that average. Null means the default group.
   ProcessGroupPtr process_group{};
 };
 

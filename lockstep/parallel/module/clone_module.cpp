@@ -59,7 +59,7 @@ void require_no_shards(const torch::nn::Module& module,
   }
 }
 
-// What set_placement() has said of a parameter holds for its copy.
+// The placement of a parameter holds for its copy, too.
 void copy_layouts(const torch::nn::Module& copy,
                   const torch::nn::Module& original) {
   const auto set = [](const std::vector<at::Tensor>& to,

@@ -52,7 +52,7 @@ std::vector<at::Tensor> registered_parameters(const torch::nn::Module& module) {
 
 void require_registered(const torch::nn::Module& module,
                         const std::vector<at::Tensor>& before,
-                        const char* wrapper, const char* fate) {
+                        const char* wrapper, const char* consequence) {
   size_t number = 0;
   bool same = true;
   visit_parameters(module, [&](const at::Tensor& parameter) {
@@ -70,7 +70,7 @@ void require_registered(const torch::nn::Module& module,
     }
     what = c10::str("and '", item.key(), "' of ", item.value().sizes(),
                     " was not among them");
-    reason = c10::str("added or replaced ones ", fate);
+    reason = c10::str("added or replaced ones ", consequence);
     break;
   }
   throw std::invalid_argument(c10::str(

@@ -14,10 +14,10 @@ std::vector<at::Tensor> registered_parameters(const torch::nn::Module& module);
 
 // Throws std::invalid_argument if `module` has other parameters now than
 // `before`, or the same in another order. `wrapper` is named in the error, and
-// `fate` says what would become of them: "would not be averaged". Costs some
+// `consequence` says what follows: "would not be averaged". Costs some
 // nanoseconds for each parameter.
 void require_registered(const torch::nn::Module& module,
                         const std::vector<at::Tensor>& before,
-                        const char* wrapper, const char* fate);
+                        const char* wrapper, const char* consequence);
 
 }  // namespace lockstep::internal

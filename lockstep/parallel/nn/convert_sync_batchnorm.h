@@ -8,8 +8,8 @@
 
 namespace lockstep::nn {
 
-// Makes every batch norm in `module` a SyncBatchNorm of `process_group` (null:
-// the default group), like torch.nn.SyncBatchNorm.convert_sync_batchnorm.
+// Makes every batch norm in `module` a SyncBatchNorm of `process_group` (null
+// means the default group), like torch.nn.SyncBatchNorm.convert_sync_batchnorm.
 //
 // It replaces children of Sequential, ModuleList and ModuleDict, at any depth.
 // The new modules have the old ones' parameters and buffers (the same tensors,

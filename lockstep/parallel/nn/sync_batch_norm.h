@@ -28,13 +28,13 @@ struct SyncBatchNormOptions {
 
   TORCH_ARG(int64_t, num_features);
   TORCH_ARG(double, eps) = 1e-5;
-  // The weight of a new batch in the running statistics; none: they are the
-  // plain average over all batches.
+  // The weight of a new batch in the running statistics; if it is none, they
+  // are the plain average over all batches.
   TORCH_ARG(std::optional<double>, momentum) = 0.1;
   TORCH_ARG(bool, affine) = true;
   TORCH_ARG(bool, track_running_stats) = true;
-  // The ranks that normalise together, including this one. Null: the default
-  // group.
+  // The ranks that normalise together, including this one. Null means the
+  // default group.
   TORCH_ARG(ProcessGroupPtr, process_group) = {};
 };
 

@@ -38,7 +38,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What forward learns from all ranks. The autograd context keeps it.
+// The statistics that forward gets from all ranks. The autograd context keeps
+// it.
 struct Statistics : torch::CustomClassHolder {
   ProcessGroupPtr group;
   double eps = 0;

@@ -109,7 +109,7 @@ class Pipeline::State {
   at::Tensor empty_parameter() const;
 
  private:
-  // What this rank keeps of one micro-batch in one stage.
+  // The tensors of one micro-batch in one stage that this rank keeps.
   struct Chunk {
     Arriving activations{};
     Arriving gradients{};
@@ -425,8 +425,8 @@ std::vector<int64_t> Pipeline::State::shapes_of(
   return numbers;
 }
 
-// What else decides which activations and gradients this rank sends: which
-// parameters, and which inputs of the pipeline, require grad.
+// The other conditions that decide which activations and gradients this rank
+// sends: which parameters, and which inputs of the pipeline, require grad.
 int64_t Pipeline::State::trained_parts(const Run& run) const {
   internal::Digest digest;
   const auto add = [&](const Tensors& tensors) {

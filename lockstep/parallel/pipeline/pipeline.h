@@ -59,7 +59,7 @@ struct TiedWeight {
 struct PipelineOptions {
   // ---- Behaviour ----
 
-  // What is done in which order (schedules.h): for as many ranks as the group
+  // The order of the actions (schedules.h): for as many ranks as the group
   // has. It is checked (schedule_check.h) before anything runs.
   PipelineSchedule schedule{};
 
@@ -94,13 +94,13 @@ struct PipelineOptions {
   // (comm/tensor_layout.h).
   std::vector<TiedWeight> tied_weights{};
 
-  // The ranks of the pipeline. Null: the default group.
+  // The ranks of the pipeline. Null means the default group.
   ProcessGroupPtr group{};
 };
 
-// What the rank of the last stage gets; empty on the others.
+// The results on the rank of the last stage; empty on the others.
 struct PipelineResult {
-  // What the last stage returned, for the whole batch (joined along dimension
+  // The outputs of the last stage, for the whole batch (joined along dimension
   // 0), without graphs.
   std::vector<at::Tensor> outputs{};
   // The loss of each micro-batch, unscaled, without graphs.

@@ -12,7 +12,7 @@ namespace lockstep::internal {
 // an exception on this rank, so that no rank waits for ever, and throws.
 // `where` says what the rank was doing: "in 2F3, forward of stage 2".
 //
-// What failed is written to the stores of all these groups, then this rank
+// The failure is written to the stores of all these groups, then this rank
 // leaves them, unless it is the pipeline's only one, with the same words for
 // those that share memory with it. If another rank was the cause, these are the
 // words about that rank. No words have a stack trace. If `failure` is the

@@ -137,7 +137,7 @@ class PipelineStage {
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const {
     return forward_(inputs);
   }
-  // Null: there are none.
+  // Null if there are none.
   internal::StageReplicas* replicas() const { return replicas_.get(); }
 
  private:

@@ -122,7 +122,7 @@ PipelineAction parse_pipeline_action(const std::string& text) {
   }
   throw std::invalid_argument(
       "\"" + text +
-      "\" is no action of a pipeline; one is a stage, F, B, I, W, SEND_F, "
+      "\" is not an action of a pipeline; one is a stage, F, B, I, W, SEND_F, "
       "RECV_F, SEND_B or RECV_B, and a micro-batch, as in \"2F0\"");
 }
 
@@ -134,7 +134,7 @@ PipelineSlot parse_pipeline_slot(const std::string& text) {
   if (end == std::string_view::npos || whole.substr(end + 1) != kOverlap) {
     throw std::invalid_argument(
         "\"" + text +
-        "\" is no slot of a pipeline; two actions in one slot are written "
+        "\" is not a slot of a pipeline; two actions in one slot are written "
         "\"(0F4;3B1)OVERLAP_F_B\"");
   }
   PipelineSlot slot;

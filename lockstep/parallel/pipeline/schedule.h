@@ -11,8 +11,8 @@
 // PipelineScheduleMulti). Nothing here needs LibTorch.
 namespace lockstep {
 
-// What a rank does with one micro-batch in one stage. The comment is the name
-// in PyTorch's text.
+// The action of a rank with one micro-batch in one stage. The comment is the
+// name in PyTorch's text.
 enum class PipelineActionKind {
   forward,          // F
   backward,         // B: gradients of the stage's inputs and of its parameters
@@ -39,7 +39,7 @@ struct PipelineAction {
   auto operator<=>(const PipelineAction&) const = default;
 };
 
-// What one rank does in one slot: nothing, one action, or a forward and a
+// The work of one rank in one slot: nothing, one action, or a forward and a
 // backward of which a runtime may overlap the one with the other (OVERLAP_F_B;
 // this library runs them one after the other).
 using PipelineSlot = std::vector<PipelineAction>;

@@ -59,13 +59,13 @@ void require_places(const Lists& lists, const StagePlaces& places) {
   }
 }
 
-// Checks that each action is there once, and whether all are there.
+// Checks that each action is given once, and whether none is missing.
 void require_complete(const Lists& lists, int stages, int micro_batches) {
   std::set<PipelineAction> all;
   for (const auto& actions : lists) {
     for (const PipelineAction& action : actions) {
       if (!all.insert(action).second) {
-        refuse(to_string(action) + " is there twice");
+        refuse(to_string(action) + " is given twice");
       }
     }
   }
@@ -83,7 +83,7 @@ void require_complete(const Lists& lists, int stages, int micro_batches) {
           has(ActionKind::backward_input) || has(ActionKind::backward_weight);
       if (has(ActionKind::backward) && in_parts) {
         refuse(text(ActionKind::backward) +
-               " is there, and the same backward in parts");
+               " is given, and the same backward in parts");
       }
       if (!has(ActionKind::backward) && !has(ActionKind::backward_input)) {
         refuse((in_parts ? text(ActionKind::backward_input)
@@ -97,7 +97,7 @@ void require_complete(const Lists& lists, int stages, int micro_batches) {
   }
 }
 
-// What must have been done on the same rank before `action`.
+// The actions that must come before `action` on the same rank.
 std::vector<PipelineAction> needs_of(const PipelineAction& action,
                                      const StagePlaces& places) {
   const auto same = [&](ActionKind kind) {
@@ -164,7 +164,7 @@ void require_both_ends(const Lists& lists, const StagePlaces& places) {
       refuse(to_string(action) + " is a message within one rank");
     }
     if (!all.contains(other)) {
-      refuse(to_string(action) + " is there without " + to_string(other));
+      refuse(to_string(action) + " is given without " + to_string(other));
     }
   }
 }

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// What check_pipeline_schedule() finds out about a right schedule.
+// The facts that check_pipeline_schedule() finds out about a right schedule.
 struct PipelineScheduleFacts {
   int stages = 0;
   int micro_batches = 0;

@@ -29,10 +29,10 @@ class StagePlaces {
   bool is_sent(const PipelineAction& action) const;
   Message message_of(const PipelineAction& action) const;
 
-  // What must be there before `action` can be computed and comes from another
-  // stage: the receive if that is on another rank, otherwise the other stage's
-  // action; for a backward either B or I serves, and B is returned. Returns
-  // false if `action` needs nothing of another stage.
+  // The action, of another stage, whose result must have arrived before
+  // `action` can be computed: the receive if that is on another rank, otherwise
+  // the other stage's action; for a backward either B or I serves, and B is
+  // returned. Returns false if `action` needs nothing of another stage.
   bool source_of(const PipelineAction& action, PipelineAction& source) const;
 
  private:

@@ -34,7 +34,7 @@ double cost_of(const PipelineAction& action, const PipelineCosts& costs) {
 }
 
 // Returns the action of another stage whose result `action` uses: in `ends`,
-// the ends of what has run. False: there is none.
+// the ends of what has run. Returns false if there is none.
 bool source_of(const PipelineAction& action, int stages,
                PipelineAction& source) {
   if (action.kind == ActionKind::forward) {

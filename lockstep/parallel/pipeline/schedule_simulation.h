@@ -16,7 +16,7 @@ struct PipelineCosts {
   // From the end of an action until another rank has its result. Neither rank
   // is busy meanwhile.
   double message = 0;
-  // A factor for the costs of each stage; empty: 1 for all.
+  // A factor for the costs of each stage; empty means 1 for all.
   std::vector<double> stages{};
 };
 

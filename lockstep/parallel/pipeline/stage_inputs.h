@@ -15,7 +15,7 @@ namespace lockstep::internal {
 std::vector<at::Tensor> stage_inputs(const std::vector<at::Tensor>& inputs);
 
 // Call it after forward: tells autograd which inputs forward has changed in
-// place, so that a backward that needs what was there before throws, as in one
+// place, so that a backward that needs the old values throws, as in one
 // process.
 void report_changes(const std::vector<at::Tensor>& inputs,
                     const std::vector<at::Tensor>& aliases);

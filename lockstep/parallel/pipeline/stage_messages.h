@@ -13,7 +13,8 @@
 
 namespace lockstep::internal {
 
-// What the first message between two stages tells about those that follow.
+// The contents of the first message between two stages, about those that
+// follow.
 struct TensorDescription {
   std::vector<int64_t> sizes;
   at::ScalarType dtype;
@@ -30,7 +31,7 @@ struct Arriving {
   std::vector<WorkPtr> works{};
   // For gradients: one number for each, 0 if nothing has used the tensor.
   at::Tensor used{};
-  // Blocks until all are there. What is not used is undefined.
+  // Blocks until all have arrived. What is not used is undefined.
   std::vector<at::Tensor> wait();
 };
 

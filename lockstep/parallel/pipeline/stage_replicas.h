@@ -11,11 +11,12 @@
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
 
-// What PipelineStage needs of the wrappers that a stage may have.
+// The interface through which PipelineStage uses the wrappers that a stage may
+// have.
 namespace lockstep::internal {
 
-// What a stage and the same stage on other ranks, each in a pipeline of its
-// own, do together in a step. Threads: one at a time.
+// The joint work in a step of a stage and the same stage on other ranks, each
+// in a pipeline of its own. Threads: one at a time.
 class StageReplicas {
  public:
   virtual ~StageReplicas() = default;

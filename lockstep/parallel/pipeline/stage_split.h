@@ -33,7 +33,7 @@ std::vector<double> measured_costs(const torch::nn::Sequential& whole,
                                    const at::Tensor& input);
 
 // Balances by costs that the first rank of the group measures. Collective; all
-// ranks get the same. Null: the default group.
+// ranks get the same. Null means the default group.
 std::vector<int64_t> balanced_begins(const torch::nn::Sequential& whole,
                                      const at::Tensor& input, int stages,
                                      const ProcessGroupPtr& group = {});

@@ -24,7 +24,7 @@ class TiedWeights {
     int stage = 0;
     std::string name{};  // in the stage's module
     at::Tensor registered{};
-    std::shared_ptr<ShardedUnit> unit{};  // null: it is not divided
+    std::shared_ptr<ShardedUnit> unit{};  // null if it is not divided
     FlatParameters* flat = nullptr;       // of `unit`
     size_t index = 0;                     // in `flat`
 

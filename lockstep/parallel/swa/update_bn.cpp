@@ -8,7 +8,7 @@ namespace lockstep::internal {
 namespace {
 
 // Resets the running statistics of `module` and returns its option momentum;
-// nullptr if the module is no batch norm of the types given.
+// nullptr if the module is not a batch norm of the types given.
 template <typename... BatchNorms>
 std::optional<double>* reset_plain(torch::nn::Module& module) {
   std::optional<double>* momentum = nullptr;

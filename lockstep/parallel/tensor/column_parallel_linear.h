@@ -15,20 +15,20 @@ namespace lockstep::nn {
 
 // All ranks of the group must give the same options.
 struct ColumnParallelLinearOptions {
-  // The ranks over which the layer is divided. Null: the default group.
+  // The ranks over which the layer is divided. Null means the default group.
   ProcessGroupPtr group{};
 
   // Whether it has a bias. A layer that is made from a torch::nn::Linear has a
   // bias if that has one.
   bool bias{true};
 
-  // Whether every rank gets all output features. False: its own part of them,
-  // which is what RowParallelLinear takes. (DTensor: output_layouts.)
+  // Whether every rank gets all output features. Otherwise it gets its own part
+  // of them, which is what RowParallelLinear takes. (DTensor: output_layouts.)
   bool gather_output{false};
 
   // Whether the input is this rank's part of the sequence, of which all ranks
-  // have equal parts; forward gathers it. False: the input is replicated.
-  // (DTensor: input_layouts = Shard(1).)
+  // have equal parts; forward gathers it. If it is false, the input is
+  // replicated. (DTensor: input_layouts = Shard(1).)
   bool sequence_parallel{false};
 
   // The dimension of the input that is divided if sequence_parallel is set.

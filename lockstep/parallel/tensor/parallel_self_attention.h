@@ -21,7 +21,7 @@ namespace lockstep::nn {
 
 // All ranks of the group must give the same options.
 struct ParallelSelfAttentionOptions {
-  // The ranks over which the heads are divided. Null: the default group.
+  // The ranks over which the heads are divided. Null means the default group.
   ProcessGroupPtr group{};
 
   // Whether the four linear layers have biases.
@@ -35,15 +35,15 @@ struct ParallelSelfAttentionOptions {
   double dropout{0};
 
   // Whether input and output are this rank's part of the sequence, of which all
-  // ranks have equal parts. False: they are replicated.
+  // ranks have equal parts. If it is false, they are replicated.
   bool sequence_parallel{false};
 };
 
 // Self-attention of which each rank has some of the heads (section 3 of
 // Megatron-LM's paper): `query`, `key` and `value` are column-parallel, and
 // `projection` is row-parallel. They are layers of their own, not one packed
-// matrix, because a part of a packed matrix is no rectangle, and snapshots keep
-// rectangles.
+// matrix, because a part of a packed matrix is not a rectangle, and snapshots
+// keep rectangles.
 //
 // Input and output: [batch, sequence, embed_dim]. forward() also takes what is
 // added to the products of query and key, or a mask of bool in which true means

@@ -15,7 +15,7 @@ namespace lockstep::nn {
 
 // All ranks of the group must give the same options.
 struct RowParallelLinearOptions {
-  // The ranks over which the layer is divided. Null: the default group.
+  // The ranks over which the layer is divided. Null means the default group.
   ProcessGroupPtr group{};
 
   // Whether it has a bias. A layer that is made from a torch::nn::Linear has a
@@ -23,12 +23,12 @@ struct RowParallelLinearOptions {
   bool bias{true};
 
   // Whether the input is this rank's part of the features, as
-  // ColumnParallelLinear returns them. False: the input is replicated, and
-  // forward takes the part. (DTensor: input_layouts.)
+  // ColumnParallelLinear returns them. If it is false, the input is replicated,
+  // and forward takes the part. (DTensor: input_layouts.)
   bool input_is_parallel{true};
 
   // Whether each rank gets its part of the sequence, of which all ranks have
-  // equal parts. False: every rank gets all of the output. (DTensor:
+  // equal parts. If it is false, every rank gets all of the output. (DTensor:
   // output_layouts = Shard(1).)
   bool sequence_parallel{false};
 

@@ -17,7 +17,7 @@ namespace lockstep::nn {
 
 // The names and defaults of torch::nn::LayerNormOptions and torch.nn.RMSNorm.
 struct SequenceParallelNormOptions {
-  // The ranks over which the sequence is divided. Null: the default group.
+  // The ranks over which the sequence is divided. Null means the default group.
   ProcessGroupPtr group{};
 
   // Added to the variance (LayerNorm) or the mean of squares (RMSNorm).

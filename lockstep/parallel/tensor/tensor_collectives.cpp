@@ -105,7 +105,7 @@ at::Tensor own_part(const at::Tensor& whole, int64_t dim,
   return whole.narrow(dim, range.begin, range.size());
 }
 
-// What backward must know.
+// The values that backward needs.
 struct Crossing : torch::CustomClassHolder {
   Crossing(ProcessGroupPtr ranks, int64_t divided, int64_t whole)
       : group(std::move(ranks)), dim(divided), size(whole) {}

@@ -36,7 +36,7 @@
 // backward passes. Each call is one collective in forward, or none (copy,
 // scatter), and one in backward if the input requires grad, or none (reduce,
 // gather). Sums are in the tensor's dtype, as all_reduce() makes them. `group`
-// is the tensor group; null: the default group. In a group of one rank, or
+// is the tensor group; null means the default group. In a group of one rank, or
 // without process groups, they return `input`.
 //
 // Second derivatives (create_graph) are right: the backward of each function is

@@ -37,7 +37,7 @@ namespace lockstep {
 // left alone.
 class TensorParallelRandom {
  public:
-  // Null: the default group.
+  // Null means the default group.
   explicit TensorParallelRandom(const ProcessGroupPtr& group = {});
   ~TensorParallelRandom();
   TensorParallelRandom(const TensorParallelRandom&) = delete;

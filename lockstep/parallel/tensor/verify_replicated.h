@@ -7,12 +7,12 @@
 namespace lockstep {
 
 // Checks what tensor parallelism takes for granted: that all ranks of `group`
-// (null: the default group) have the same bits in each parameter and buffer of
-// `module` that is not divided over ranks (biases of row-parallel layers,
-// norms, position embeddings), and equal states of LibTorch's default CPU
-// generator. Call it after constructing the model, and again if the ranks of a
-// tensor group seem to drift apart: ranks with different values train without
-// an error, but wrongly.
+// (null means the default group) have the same bits in each parameter and
+// buffer of `module` that is not divided over ranks (biases of row-parallel
+// layers, norms, position embeddings), and equal states of LibTorch's default
+// CPU generator. Call it after constructing the model, and again if the ranks
+// of a tensor group seem to drift apart: ranks with different values train
+// without an error, but wrongly.
 //
 // Collective: one all_gather of a digest of each tensor; reads all of them.
 // Throws std::runtime_error, on every rank, with the rank and what differs.

@@ -57,7 +57,7 @@ void check_loss_arguments(const at::Tensor& logits, const at::Tensor& target,
   }
 }
 
-// What the ranks' numbers of classes say about the parts.
+// The parts, by the ranks' numbers of classes.
 struct Classes {
   int64_t first;  // of this rank
   int64_t own;

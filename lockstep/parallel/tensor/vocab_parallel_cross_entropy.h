@@ -12,7 +12,7 @@ namespace lockstep::nn {
 // The names and defaults of torch::nn::CrossEntropyLossOptions. All ranks of
 // the group must give the same options.
 struct VocabParallelCrossEntropyOptions {
-  // The ranks over which the classes are divided. Null: the default group.
+  // The ranks over which the classes are divided. Null means the default group.
   ProcessGroupPtr group{};
 
   // torch::kMean (over the targets that are not ignored), torch::kSum or

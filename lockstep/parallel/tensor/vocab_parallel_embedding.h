@@ -16,7 +16,7 @@ namespace lockstep::nn {
 
 // All ranks of the group must give the same options.
 struct VocabParallelEmbeddingOptions {
-  // The ranks over which the table is divided. Null: the default group.
+  // The ranks over which the table is divided. Null means the default group.
   ProcessGroupPtr group{};
 
   // As in torch::nn::EmbeddingOptions: this row of the table is zero at first
@@ -24,7 +24,7 @@ struct VocabParallelEmbeddingOptions {
   std::optional<int64_t> padding_idx{};
 
   // Whether each rank gets its part of the sequence, of which all ranks have
-  // equal parts. False: every rank gets all of the output.
+  // equal parts. If it is false, every rank gets all of the output.
   bool sequence_parallel{false};
 
   // The dimension of the output that is divided if sequence_parallel is set.

@@ -46,7 +46,8 @@ class ParameterGather {
   };
   // Small pieces of one device, as bytes.
   struct Packed {
-    int source = -1;  // in the default group; -1: gathered from all ranks
+    // In the default group; -1 if it is gathered from all ranks.
+    int source = -1;
     at::Tensor all;
     at::Tensor mine;
     // Pairs of equal shape and dtype: pieces in parameters, places in `all`.

@@ -126,14 +126,16 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   Partition partition_;
   // Those of the wrapper's module; none if there is no wrapper.
   std::shared_ptr<const ParameterNames> names_;
-  // What the wrapper trains and reduces in shards; the groups must have it all.
+  // The parameters that the wrapper trains and reduces in shards; the groups
+  // must have all of them.
   std::vector<NamedParameter> sharded_;
 
   // The next members are indexed by parameter, in the order of registration.
   std::vector<at::Tensor> parameters_;
   std::vector<Ranges> ranges_;
   std::vector<Memory> memory_;
-  std::vector<std::unique_ptr<ParameterPiece>> pieces_;  // null: no piece here
+  // Null if this rank has no piece.
+  std::vector<std::unique_ptr<ParameterPiece>> pieces_;
   std::vector<bool> grouped_;
   std::unordered_map<const c10::TensorImpl*, size_t> index_;
 

@@ -36,7 +36,7 @@ class SharedParameters {
 
  private:
   ProcessGroupPtr group_;
-  std::unique_ptr<SplitBarrier> barrier_;  // null: this rank is alone
+  std::unique_ptr<SplitBarrier> barrier_;  // null if this rank is alone
 };
 
 }  // namespace lockstep::internal

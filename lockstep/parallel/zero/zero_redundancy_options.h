@@ -12,8 +12,8 @@ namespace lockstep {
 struct ZeroRedundancyOptions {
   // ---- Behaviour ----
 
-  // The ranks that divide the state. Most programs leave it. Null: the group of
-  // the DistributedDataParallel, or the default group.
+  // The ranks that divide the state. Most programs leave it. Null means the
+  // group of the DistributedDataParallel, or the default group.
   ProcessGroupPtr process_group{};
 
   // ---- Performance (not in Python) ----

@@ -123,7 +123,7 @@ TEST_F(CrashedSave, WhicheverCallIsItsLastOneSnapshotIsWhole) {
     const int64_t number = expect_whole(folder);
     EXPECT_TRUE(number == 1 || number == 2) << number;
     old_one = old_one || number == 1;
-    // Once the new one is there, it stays.
+    // Once the new one exists, it stays.
     EXPECT_FALSE(new_one && number == 1);
     new_one = new_one || number == 2;
   }
@@ -139,7 +139,7 @@ TEST_F(CrashedSave, OnAFullDiskTheOldSnapshotStaysAndTrainingGoesOn) {
     FaultyFiles files(FaultyFiles::kNoSpace, at);
     ShardedRun run;
     run.set(2);
-    // What cannot be removed stays until the next save.
+    // Files that cannot be removed stay until the next save.
     const bool removes = calls[at].starts_with("unlink ") ||
                          calls[at].starts_with("rmdir ") ||
                          calls[at].starts_with("rename .save");
@@ -212,7 +212,7 @@ TEST_F(CrashedSave, WhatIsNamedIsOnTheDiskFirst) {
   EXPECT_THAT(
       order,
       ElementsAre(
-          // What a killed save has left goes first.
+          // The files that a killed save has left go first.
           "unlink a", "rmdir .save",
           // All content, then the manifest, then the folder's own entries.
           "mkdir .save", "open " + shard, "write " + shard, "fsync " + shard,

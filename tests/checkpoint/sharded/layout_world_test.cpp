@@ -174,7 +174,7 @@ struct DividedRun {
 // The ranks that save or load together, with a division of theirs.
 struct Way {
   std::string name;
-  ProcessGroupPtr group;  // null: not this rank
+  ProcessGroupPtr group;  // null if this rank is not in it
   Division division;
 };
 
@@ -352,8 +352,8 @@ WORLD_TEST(LayoutSnapshot, TiedStagesLoadWhatOneProcessSavedAndBack, 2) {
   EXPECT_TRUE(moments(other).equal(moments(*expected_optimizer)));
 }
 
-// What another stage has is no error, but what no rank has is one, and so is a
-// parameter that the snapshot lacks.
+// A parameter of another stage is not an error, but a parameter that no rank
+// has is one, and so is one that the snapshot lacks.
 WORLD_TEST(LayoutSnapshot, WhatNoStageHasIsAnErrorOnAllRanks, 2) {
   auto group = init_process_group("gloo");
   const PipelineStages stages(world);

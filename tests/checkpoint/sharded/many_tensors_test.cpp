@@ -30,7 +30,7 @@ constexpr size_t kRanks = 64;
 constexpr size_t kTensors = 10'000;
 constexpr size_t kDivided = 50;  // over all ranks
 
-// What this process has done with files.
+// The operations of this process on files.
 struct FileWork {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;

@@ -367,7 +367,7 @@ TEST_F(ShardedSnapshot, WhatCannotBeRemovedDoesNotPreventSaving) {
   EXPECT_EQ(loaded.number(), 3);
 }
 
-// As in a copy of the folder whose links were followed: the snapshot was there,
+// As in a copy of the folder whose links were followed: the snapshot existed,
 // and the save failed.
 TEST_F(ShardedSnapshot, ADirectoryInThePlaceOfTheLinkDoesNotPreventSaving) {
   fs::create_directories(folder_ + "/latest/inside");

@@ -252,7 +252,7 @@ WORLD_TEST(ShardedWorld, ReplicasThatDifferAreNamedAndNotMixed, 2, 3) {
                            .overlap_copy = overlaps});
       saver.save();
       saver.wait_for_copy();
-      // What happens after the copy does not matter.
+      // Changes after the copy do not matter.
       set_weight(2);
       saver.wait();
       EXPECT_THAT(told, names_both);

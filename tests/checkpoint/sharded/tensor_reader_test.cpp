@@ -1,4 +1,4 @@
-// What shards write is read in any other division, and only that.
+// Values that shards write are read in any other division, and only those.
 
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 
@@ -403,7 +403,7 @@ TEST_F(HuggingFace, MappedWeightsAreTheFilesMemory) {
     EXPECT_TRUE((*linear)->weight.equal(
         torch::tensor({{1.f, 2.f, 3.f}, {4.f, 5.f, 6.f}})));
   }
-  // What one module writes, neither the other nor the file sees.
+  // Neither the other module nor the file sees a value that one module writes.
   const torch::NoGradGuard no_grad;
   const std::string before =
       read_file(folder_.file("model-00001-of-00002.safetensors"));

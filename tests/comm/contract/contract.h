@@ -27,8 +27,8 @@ struct ContractBackend {
   std::string config;         // as init_process_group() takes it
   std::string device{"cpu"};  // holds the tensors; "cuda": cuda:LOCAL_RANK
   // For backends that find out which ranks share a host: this many neighbouring
-  // ranks are told that they share one. 0: LOCKSTEP_HOST_ID is unset, so all
-  // ranks share the host.
+  // ranks are told that they share one. If it is 0, LOCKSTEP_HOST_ID is unset,
+  // so all ranks share the host.
   int ranks_a_host{0};
 };
 
@@ -36,7 +36,8 @@ struct ContractBackend {
 // so that the error of an operation that hangs names it.
 inline constexpr std::chrono::seconds kGroupTimeout{30};
 
-// What a case gets: its rank's place in the world and the backend under test.
+// The arguments of a case: its rank's place in the world and the backend under
+// test.
 struct ContractWorld : World {
   std::string backend;
   c10::Device device;

@@ -12,7 +12,7 @@
 namespace lockstep::internal::testing {
 namespace {
 
-// Returns the data that rank `from` has for rank `to` (0: for all).
+// Returns the data that rank `from` has for rank `to` (0 means for all).
 at::Tensor content(at::ScalarType dtype, const Shape& shape, int from,
                    int to = 0) {
   return some_content(dtype, shape, from + 1000 * to);

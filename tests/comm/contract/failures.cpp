@@ -162,7 +162,7 @@ std::string disagreement(const std::function<void()>& call) {
     EXPECT_STREQ(error.what(), error.what_without_backtrace());
     return error.what();
   } catch (const std::exception& error) {
-    ADD_FAILURE() << "is no c10::DistBackendError, but " << error.what();
+    ADD_FAILURE() << "is not a c10::DistBackendError, but " << error.what();
     return {};
   }
   ADD_FAILURE() << "the ranks' disagreement was not seen";

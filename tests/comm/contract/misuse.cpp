@@ -45,7 +45,7 @@ void expect_named(const ContractWorld& world, const std::string& operation,
       }
     } catch (const std::exception& error) {
       ADD_FAILURE() << operation << ", " << mistake.name
-                    << ": is no std::invalid_argument, but " << error.what();
+                    << ": is not a std::invalid_argument, but " << error.what();
     }
   }
 }

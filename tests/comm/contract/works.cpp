@@ -369,7 +369,7 @@ CONTRACT_TEST(Barriers, BarrierReturnsWhenAllHaveCalledIt, 1, 2, 3, 5, 8) {
       }
       tell(group.get(), "late" + key);
       // The store does not confirm a key that is set, and a barrier of
-      // microseconds may end before the key is there. The store answers this
+      // microseconds may end before the key is set. The store answers this
       // question only after setting the key.
       group->store()->check({"late" + key});
       barrier();

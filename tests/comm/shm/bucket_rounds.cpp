@@ -146,7 +146,7 @@ void BucketRank::fill(uint64_t step, size_t bucket) {
     std::memcpy(data_[bucket], from, count * element);
     return;
   }
-  // What a moved piece has in the bucket must not be used.
+  // The values in the bucket at a piece that was moved must not be used.
   std::memset(data_[bucket], 0x7e, count * element);
   for (size_t i = 0; i < count; ++i) {
     std::memcpy(element_at(bucket, static_cast<int64_t>(i)), from + i * element,

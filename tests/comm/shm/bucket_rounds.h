@@ -30,7 +30,7 @@ struct Rounds {
   // Whether pieces of the buckets are movable. Each rank has some of them in
   // its arena, others in each reduction, and at other places.
   bool moving = false;
-  double divisor = 0;  // 0: the number of ranks
+  double divisor = 0;  // 0 means the number of ranks
   milliseconds timeout{60'000};
 };
 

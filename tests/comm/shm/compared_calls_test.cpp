@@ -1,7 +1,7 @@
-// What the ranks of "shm" compare before they exchange numbers: user calls that
-// become several calls of the protocol, dtypes of equal size, and parts that a
-// rank keeps for itself. Every rank's error must name both calls by the number
-// in the flight recorder, and the ranks must stay in step.
+// Tests what the ranks of "shm" compare before they exchange numbers: user
+// calls that become several calls of the protocol, dtypes of equal size, and
+// parts that a rank keeps for itself. Every rank's error must name both calls
+// by the number in the flight recorder, and the ranks must stay in step.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// What "shm" does if ranks disagree, die, stop or are not on one host.
+// Tests what "shm" does if ranks disagree, die, stop or are not on one host.
 // Faults 1 to 3, 12 and 13 of docs/faults.md.
 
 #include <ATen/ATen.h>

@@ -34,7 +34,7 @@ using testing::tell;
 
 constexpr int64_t kMany = 2 << 20;  // floats: far more than a ring holds
 
-// Waits until the file is there, with its content.
+// Waits until the file exists, with its content.
 void await_sign(const std::filesystem::path& path) {
   const auto deadline = Deadline::after(seconds(30));
   std::error_code none;

@@ -167,7 +167,7 @@ class Stranger {
   }
   void say(const Note& note) { say(std::as_bytes(std::span(&note, 1))); }
   // Returns "" while it is connected, else "dropped" or "answered".
-  std::string fate(std::chrono::milliseconds allowed) {
+  std::string outcome(std::chrono::milliseconds allowed) {
     pollfd polled{.fd = socket_.get(), .events = POLLIN, .revents = 0};
     if (::poll(&polled, 1, static_cast<int>(allowed.count())) == 0) return "";
     std::array<std::byte, 2048> bytes{};
@@ -213,7 +213,7 @@ TEST_F(HandshakeStranger, WithAnotherSecretIsDropped) {
     auto secret = place.get("shm/secret");
     secret.back() = secret.back() == '0' ? '1' : '0';
     stranger.say(hello_of(1, 2, secret));
-    EXPECT_EQ(stranger.fate(20s), "dropped");
+    EXPECT_EQ(stranger.outcome(20s), "dropped");
   });
 }
 
@@ -226,7 +226,7 @@ TEST_F(HandshakeStranger, WithTheSecretIsAnswered) {
   {
     Stranger stranger(place.socket_of(0));
     stranger.say(hello_of(1, 2, place.get("shm/secret")));
-    EXPECT_EQ(stranger.fate(20s), "answered");
+    EXPECT_EQ(stranger.outcome(20s), "answered");
   }
   EXPECT_THAT(zero.get(), StartsWith("GroupBroken: rank 1 died or left"));
 }
@@ -239,7 +239,7 @@ TEST_F(HandshakeStranger, ThatSpeaksGarbageIsDropped) {
          {std::span<const std::byte>(few), std::span<const std::byte>(many)}) {
       Stranger stranger(place.socket_of(0));
       stranger.say(bytes);
-      EXPECT_EQ(stranger.fate(20s), "dropped");
+      EXPECT_EQ(stranger.outcome(20s), "dropped");
     }
   });
 }
@@ -261,7 +261,7 @@ TEST_F(HandshakeStranger, OfAnotherUserIsDropped) {
     if (::setuid(65534) != 0) return std::string("setuid failed");
     Stranger stranger(name);
     stranger.say(hello_of(1, 2, secret));
-    return stranger.fate(20s);
+    return stranger.outcome(20s);
   });
   auto zero = std::async(std::launch::async, [&] {
     return outcome_of([&] { meet(place.exchange(), meeting_of(0, 2)); });

@@ -23,7 +23,7 @@ class MeetingPlace {
   ~MeetingPlace();
 
   Exchange exchange() const;
-  // Blocks until the key is there, at most 20 s.
+  // Blocks until the key is set, at most 20 s.
   std::string get(const std::string& key) const;
   // Returns the abstract name of the socket that `rank` listens on.
   std::string socket_of(int rank) const;

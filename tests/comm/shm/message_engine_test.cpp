@@ -418,13 +418,13 @@ TEST(MessageDepartures, CutAMessageOffAndTellHowFarItCame) {
 // Rank 1 could not go on without rank 2, and ended, too. Rank 0, which waits
 // for rank 1 only, must not blame it.
 TEST(MessageDepartures, BecauseOfAnotherRankNameThatRank) {
-  for (const bool in_peace : {false, true}) {
+  for (const bool normally : {false, true}) {
     MessageWorld world(3);
     Buffer got(1);
     const auto receive = world[0].receive(1, 0, got);
     world[1].waiting.keep_cause("rank 2 died");
     world[1].waiting.keep_cause("rank 0 died");  // the first cause counts
-    if (in_peace) {
+    if (normally) {
       world[1].leave();
     } else {
       world[1].die();

@@ -118,15 +118,15 @@ TEST(ShmProtocolFaults, PeersSeeTheReasonOfARankThatHangsUp) {
 TEST(ShmProtocolFaults, RanksThatFailBecauseOfAnotherPassItsWordsOn) {
   ThreadWorld world(4, small_tuning());
   const auto ends = world.run([&](Group& group) {
-    if (group.rank() == 2) return group.pass_on("rank 2 met its fate");
+    if (group.rank() == 2) return group.pass_on("rank 2 failed");
     group.barrier(kEndless);
   });
   for (int rank : {0, 1, 3}) {
     EXPECT_EQ(ends[rank].kind, End::Kind::broken);
-    EXPECT_EQ(ends[rank].words, "rank 2 met its fate");
+    EXPECT_EQ(ends[rank].words, "rank 2 failed");
   }
   // Three ranks say the same by now.
-  EXPECT_EQ(world.group(3).departures(), "rank 2 met its fate");
+  EXPECT_EQ(world.group(3).departures(), "rank 2 failed");
 }
 
 TEST(ShmProtocolFaults, ADeathIsToldInTheSameWordsByAll) {

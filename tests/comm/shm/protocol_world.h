@@ -60,8 +60,8 @@ class ThreadWorld {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-// What the processes of a test share besides the group: counters that a test
-// may use for any meaning.
+// State that the processes of a test share besides the group: counters that a
+// test may use for any meaning.
 struct Signs {
   std::atomic<uint64_t> steps[kMaxRanks];
   std::atomic<uint32_t> go;

@@ -26,8 +26,8 @@ class TuningVariable : public ::testing::Test {
   ~TuningVariable() override { ::unsetenv("LOCKSTEP_TUNING"); }
 };
 
-// The expected values are those measured to be best; docs/internals/shared-memory.md has
-// the table.
+// The expected values are those measured to be best;
+// docs/internals/shared-memory.md has the table.
 TEST(Tuning, TheCachesOfTheMeasuredMachineGiveWhatWasMeasured) {
   const CacheSizes server{
       .level1 = 48 * kKiB, .level2 = 2 * kMiB, .last = 480 * kMiB};

@@ -161,7 +161,7 @@ TEST(CsvDataset, DoesNotTakeASampleForNames) {
                         "names of the columns; set `header` to false"));
   EXPECT_EQ(CsvDataset(path, {.header = false}).size(), 2u);
   EXPECT_EQ(CsvDataset(path, {.header = true}).size(), 1u);
-  // What pandas writes for columns without names, and other names.
+  // The header that pandas writes for columns without names, and other names.
   for (const char* names : {"0,1,2", "\"0\",\"1\",\"2\"", ",1,2", "1,2,y"}) {
     const std::string text = std::string(names) + "\n3,4,1\n";
     EXPECT_EQ(CsvDataset(folder.write("g.csv", text)).size(), 1u) << names;
@@ -263,7 +263,7 @@ TEST(CsvDataset, RefusesColumnsAndOptionsThatAreNotThere) {
   refuses({.separator = '"'}, "the separator is a quote");
   refuses({.dtype = at::kHalf}, "a dtype is Half");
   refuses({.target = {"a"}, .missing = 0.5},
-          "missing is 0.500000, which is no integer");
+          "missing is 0.500000, which is not an integer");
 }
 
 TEST(CsvDataset, SurvivesDamage) {

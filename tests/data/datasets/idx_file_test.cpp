@@ -79,21 +79,22 @@ TEST(IdxFile, SaysWhatIsWrong) {
   };
   EXPECT_THAT(refusal(""), HasSubstr("ends inside its first four bytes"));
   EXPECT_THAT(refusal("\0\0\x08\3\0\0\0\1"s), HasSubstr("inside its sizes"));
-  EXPECT_THAT(refusal("PK\3\4"s),
-              HasSubstr("is no IDX file: it begins with the bytes 0x50 0x4b "
-                        "0x03 0x04; IDX begins with 0x00 0x00 and a type"));
-  EXPECT_THAT(refusal("\0\0\x0a\1\0\0\0\0"s), HasSubstr("is no IDX file"));
+  EXPECT_THAT(
+      refusal("PK\3\4"s),
+      HasSubstr("is not an IDX file: it begins with the bytes 0x50 0x4b "
+                "0x03 0x04; IDX begins with 0x00 0x00 and a type"));
+  EXPECT_THAT(refusal("\0\0\x0a\1\0\0\0\0"s), HasSubstr("is not an IDX file"));
   EXPECT_THAT(refusal("\0\0\x08\0"s), HasSubstr("has 0 dimensions (byte 3)"));
   EXPECT_THAT(refusal(idx(8, {2, 3}, "12345")),
               AllOf(HasSubstr("its sizes [2, 3] with 1 bytes for each element "
-                              "need 18 bytes, and 17 are there"),
+                              "need 18 bytes, and it has 17"),
                     HasSubstr("it was cut short")));
   EXPECT_THAT(refusal(idx(8, {2, 3}, "1234567")),
               HasSubstr("the file goes on after that"));
   EXPECT_THAT(refusal(gzipped(idx(8, {2, 3}, "1234567"))),
               HasSubstr("the file goes on after that"));
   EXPECT_THAT(refusal(gzipped(idx(8, {2, 3}, "12345"))),
-              HasSubstr("17 are there"));
+              HasSubstr("it has 17"));
 }
 
 // A file of some bytes must not make the program ask for much memory.
@@ -109,7 +110,7 @@ TEST(IdxFile, RefusesClaimsBeforeItAllocates) {
   EXPECT_THAT(refusal(idx(14, {most, 0, most}, "")),
               HasSubstr("claims too many elements"))
       << "a size of 0 hides no overflow";
-  EXPECT_THAT(refusal(idx(8, {most, 1000}, "")), HasSubstr("12 are there"));
+  EXPECT_THAT(refusal(idx(8, {most, 1000}, "")), HasSubstr("it has 12"));
   EXPECT_THAT(refusal(gzipped(idx(8, {most, 1000}, ""))),
               HasSubstr("no gzip file of "));
 }

@@ -322,7 +322,7 @@ TEST(MapDataset, NeitherWorkersNorBatchesNorRanksNorResumingChangeTheSamples) {
     return list;
   };
   for (const int64_t epoch : {0, 3}) {
-    // What is expected comes from the seeds alone, without a loader.
+    // The expected values come from the seeds alone, without a loader.
     DistributedSampler alone(82);
     alone.set_epoch(epoch);
     const auto order = alone.indices();

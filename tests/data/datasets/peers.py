@@ -170,7 +170,8 @@ def images():
         save_image(colour.quantize(5), ".png", transparency=2)
         save_image(gray, ".png", transparency=7)
         save_image(colour, ".png", transparency=(1, 2, 3))
-    # What Pillow does not write: 2 and 4 bits of gray, 16 bits, in a PNG.
+    # Images that Pillow does not write: 2 and 4 bits of gray, 16 bits, in a
+    # PNG.
     import zlib
     for bits, kind, channels in [(2, 0, 1), (4, 0, 1), (16, 2, 3), (16, 6, 4)]:
         height, width = 9, 21

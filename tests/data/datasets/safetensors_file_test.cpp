@@ -63,7 +63,7 @@ TEST(SafetensorsFile, RefusesWhatIsNone) {
   EXPECT_THAT(message(safetensors("{]", "")), HasSubstr("not valid JSON"));
   EXPECT_THAT(message(safetensors("[]", "")), HasSubstr("is not an object"));
   EXPECT_THAT(message(safetensors(kTwo, "abcdef\1")),
-              HasSubstr("need 8 bytes and 7 are there, so it was cut short"));
+              HasSubstr("need 8 bytes and it has 7, so it was cut short"));
   EXPECT_THAT(message(safetensors(kTwo, "abcdef\1\2\3")),
               HasSubstr("bytes that belong to no tensor"));
   EXPECT_THAT(

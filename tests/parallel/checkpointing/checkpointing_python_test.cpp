@@ -36,7 +36,7 @@ struct Case {
   }
 };
 
-// What is compared, in the order of the file.
+// The compared tensors, in the order of the file.
 struct Outcome {
   std::vector<Tensor> numbers;
 

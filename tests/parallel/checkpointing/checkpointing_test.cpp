@@ -396,8 +396,8 @@ TEST(Checkpointing, PartOfTheResultsMayBeUsed) {
   });
 }
 
-// What a backward pass has recomputed and did not need stayed in memory for as
-// long as the graph.
+// Tensors that a backward pass has recomputed and did not need stayed in memory
+// for as long as the graph.
 TEST(Checkpointing, WhatABackwardDoesNotNeedIsDroppedAtItsEnd) {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made;
   auto x = some_input();

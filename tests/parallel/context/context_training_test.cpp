@@ -86,7 +86,7 @@ Transformer make_transformer(const testing::Attention& attention) {
   return Transformer(attention);
 }
 
-// What a rank has of the batch and of the sequences.
+// The part of the batch and of the sequences that a rank has.
 struct Part {
   std::function<at::Tensor(const at::Tensor& symbols)> of;  // [batch, tokens]
   at::Tensor positions;

@@ -85,8 +85,8 @@ WORLD_TEST(UlyssesAttention, EqualsItWithFewerKeyHeads, 2) {
                         .order = ContextOrder::zigzag});
 }
 
-// What the error for too few key heads recommends. (repeat() instead of
-// repeat_interleave() would give queries the keys of other heads.)
+// Tests the recommendation of the error for too few key heads. (repeat()
+// instead of repeat_interleave() would give queries the keys of other heads.)
 WORLD_TEST(UlyssesAttention, EqualsItWithRepeatedKeyHeads, 2, 4) {
   auto group = init_process_group();
   for (const int64_t key_heads : {1, 3, 6}) {

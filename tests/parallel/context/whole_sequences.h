@@ -23,7 +23,8 @@ struct Sequences {
   std::optional<double> scale{};
   ContextOrder order = ContextOrder::plain;
   at::ScalarType dtype = at::kDouble;
-  // The lengths of the parts, in plain order; empty: those of context_shard().
+  // The lengths of the parts, in plain order; empty means those of
+  // context_shard().
   std::vector<int64_t> lengths{};
   // The length of keys and values, if it differs from `tokens`.
   std::optional<int64_t> key_tokens{};

@@ -1,5 +1,5 @@
-// What forward writes, and backward passes that are not one of a single loss:
-// as in one process, on every path.
+// Tests what forward writes, and backward passes that are not one of a single
+// loss: as in one process, on every path.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -576,7 +576,7 @@ WORLD_TEST(FsdpForward, AuxiliaryLossesMayHaveABackwardOfTheirOwn, 1, 2) {
   });
 }
 
-// What a unit kept besides its results.
+// The tensors that a unit kept besides its results.
 WORLD_TEST(FsdpForward, ABackwardPastTheResultsOfUnitsIsRefused, 2) {
   on_fsdp_paths(world, [&](const FullyShardOptions& options) {
     FullyShard<TwoLossesNet<FullyShard>> model(

@@ -1,5 +1,5 @@
-// What a program may do wrong with FullyShard, and what it is told; and how
-// training goes on after an exception.
+// Tests what a program may do wrong with FullyShard, and what it is told; and
+// how training goes on after an exception.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What a program sees of parameters(): shards that behave like parameters, and
-// what would train nothing in silence.
+// Tests what a program sees of parameters(): shards that behave like
+// parameters, and what would train nothing in silence.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -222,7 +222,7 @@ WORLD_TEST(FsdpShards, ClippingByLibTorchIsRefused, 1, 2, 3) {
                                 torch::optim::SGDOptions(0.1).momentum(0.9));
     torch::optim::SGD sgd(nets.model->parameters(),
                           torch::optim::SGDOptions(0.1).momentum(0.9));
-    // What is right is no mistake.
+    // Correct programs are not refused.
     for (int step = 0; step < 3; ++step) {
       plain_step(nets.plain, plain_sgd, step, world.size);
       sgd.zero_grad();

@@ -62,7 +62,7 @@ WORLD_TEST(Fsdp, TrainsLikeOneProcess, 1, 2, 3, 4) {
         EXPECT_NEAR(mean.item<double>(), want, kFsdpBound);
       }
       nets.expect_equal(kFsdpBound);
-      // What is gathered, and from where, does not change a bit.
+      // The way in which parameters are gathered does not change a bit.
       std::vector<at::Tensor> flat;
       for (const auto& shard : nets.model->parameters()) {
         flat.push_back(shard.detach().view({-1}));

@@ -141,7 +141,7 @@ enum class EventKind {
   step,        // calls the optimizer's step()
 };
 
-// What a program holds of a .grad.
+// A reference to a .grad that a program holds.
 enum class Hold { itself, detached, data, flattened };
 // How a program changes a .grad; after all but `rebound` it drops the gradient.
 enum class Change { rebound, larger, smaller, transposed };
@@ -165,7 +165,7 @@ struct Event {
   int batch{0};
   int wrapper{0};
   bool is_plain{false};     // calls the module itself, not the wrapper
-  bool synchronises{true};  // false: runs under no_sync()
+  bool synchronises{true};  // if it is false, it runs under no_sync()
   bool has_no_grad{false};  // runs under NoGradGuard; the loss is dropped
   bool has_penalty{false};  // adds the squared gradient of the input
   // The penalty has a backward of its own.

@@ -18,7 +18,7 @@ namespace lockstep::internal::fuzz {
 // the values, to distinguish rank 0's broadcast from the values of the others.
 std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank);
 
-// What one forward needs besides its input.
+// The values that one forward needs besides its input.
 struct Call {
   int rank{0};
   int step{0};

@@ -257,7 +257,7 @@ class Program {
            << (op.activation == Activation::tanh ? "tanh" : "relu") << "();\n";
     }
     if (op.is_output) {
-      // An output that the loss leaves out is there all the same.
+      // An output that the loss leaves out exists all the same.
       out_ << indent << "outputs.push_back("
            << (op.loss_use == Use::always
                    ? "y"

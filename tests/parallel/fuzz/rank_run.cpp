@@ -229,7 +229,7 @@ class RankRun {
     }
   }
 
-  // What is held keeps its value from when it is no .grad any more.
+  // A held gradient keeps its value from when it is not the .grad any more.
   void settle_held(const Event& event) {
     const bool drops =
         event.kind == EventKind::restore_gradients ||

@@ -179,7 +179,8 @@ void Reference::forward(const Event& event) {
 }
 
 void Reference::backward(const Event& event) {
-  // What each wrapper averages, and the wrappers that the graph passes through.
+  // The parameters that each wrapper averages, and the wrappers through which
+  // the graph passes.
   std::map<int, std::set<size_t>> averaged;
   std::set<int> involved;
   const auto count = case_.parameters.size();

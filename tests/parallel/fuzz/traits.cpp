@@ -95,7 +95,8 @@ const std::vector<Conflict>& conflicts() {
       {{Trait::two_wrappers}, {Trait::several_outputs}},
       // Gradients exist only in shards, or are gone after backward.
       {{Trait::held_gradients}, kSteppings},
-      // What no rank uses keeps what each rank wrote there.
+      // A gradient that no rank uses keeps the values that each rank wrote
+      // there.
       {{Trait::held_gradients}, {Trait::check_replicas}},
   };
   return kConflicts;

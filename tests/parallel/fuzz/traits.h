@@ -6,7 +6,7 @@
 
 namespace lockstep::internal::fuzz {
 
-// What a draw may add to an ordinary training run.
+// The features that a draw may add to an ordinary training run.
 enum class Trait {
   bucket_cap,
   bucket_list,

@@ -39,7 +39,7 @@ struct Case {
   // sides use their fused kernels.
   std::string optimizer{"sgd"};
   int64_t accumulate{1};    // batches per step, all but the last in no_sync
-  double bucket_cap_mb{0};  // 0: the default
+  double bucket_cap_mb{0};  // 0 means the default
   bool broadcast_buffers{true};
   bool find_unused_parameters{false};
   bool static_graph{false};
@@ -61,7 +61,7 @@ struct Case {
   std::string zero{};
 
   // How much numbers may differ beyond rounding; cases.cpp states why a case
-  // needs this. 0: only by rounding.
+  // needs this. 0 means only by rounding.
   double bound{0};
   // Compares only the losses; parameters may have any value.
   bool losses_only{false};

@@ -345,7 +345,7 @@ WORLD_TEST(PipelineFsdp, GradientsOfSeveralStepsAdd, 4) {
   }
 }
 
-// What is frozen may change, and a unit works by itself between steps.
+// Frozen parameters may change, and a unit works by itself between steps.
 WORLD_TEST(PipelineFsdp, FrozenParametersGetNoGradient, 4) {
   auto world_group = init_process_group();
   const Groups groups(world);
@@ -760,8 +760,8 @@ TEST(PipelineFaults, ARankThatIsKilledInStepIsNamedByAllOthers) {
 }
 
 // Fails in its second forward, as `how` says.
-struct DoomedImpl : torch::nn::Module {
-  explicit DoomedImpl(std::string how) : how_(std::move(how)) {}
+struct FailsLaterImpl : torch::nn::Module {
+  explicit FailsLaterImpl(std::string how) : how_(std::move(how)) {}
   at::Tensor forward(const at::Tensor& x) {
     if (++forwards_ != 2) return x * 2;
     if (how_ == "kill") ::raise(SIGKILL);
@@ -773,7 +773,7 @@ struct DoomedImpl : torch::nn::Module {
   std::string how_;
   int forwards_ = 0;
 };
-TORCH_MODULE(Doomed);
+TORCH_MODULE(FailsLater);
 
 // Returns a port of the loopback that nobody listens on.
 int free_port() {
@@ -801,7 +801,7 @@ int end_after_step(const std::string& folder, int port, int rank, int victim,
                      .world_size = 4,
                      .rank = rank});
     Sequential stage{Layer()};
-    if (rank == victim) stage->push_back(Doomed(how));
+    if (rank == victim) stage->push_back(FailsLater(how));
     Pipeline pipeline({{rank, stage}},
                       {.schedule = schedule_1f1b(4, 8), .loss = mse});
     const Batch batch = batch_of(0, 16);
@@ -818,7 +818,7 @@ int end_after_step(const std::string& folder, int port, int rank, int victim,
   return 1;
 }
 
-// Ranks that are no neighbours of the first that fails hear of it from others,
+// Ranks that are not neighbours of the first that fails hear of it from others,
 // which may be gone, and the store with them.
 void expect_that_all_name_the_first(const std::string& how) {
   for (const bool unwinds : {false, true}) {

@@ -1,5 +1,5 @@
-// What no stage of a pipeline uses gets no gradient, as in one process: zeros
-// would be moved by momentum and weight decay.
+// A parameter that no stage of a pipeline uses gets no gradient, as in one
+// process: zeros would be moved by momentum and weight decay.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>

@@ -84,7 +84,7 @@ TEST(PipelineScheduleCheck, WrongSchedulesAreNamed) {
   EXPECT_THAT(refusal("0F0,0B0\n2F0,2B0"), HasSubstr("no rank has stage 1"));
   EXPECT_THAT(refusal("0F0,0B0\n0F1,0B1"),
               HasSubstr("stage 0 is on rank 0 and on rank 1"));
-  EXPECT_THAT(refusal("0F0,0B0,0F0"), HasSubstr("0F0 is there twice"));
+  EXPECT_THAT(refusal("0F0,0B0,0F0"), HasSubstr("0F0 is given twice"));
   EXPECT_THAT(refusal("0F0,0B0,0F1"), HasSubstr("0B1 is missing"));
   EXPECT_THAT(refusal("0F0,0I0"), HasSubstr("0W0 is missing"));
   EXPECT_THAT(refusal("0F0,0W0"), HasSubstr("0I0 is missing"));
@@ -95,7 +95,7 @@ TEST(PipelineScheduleCheck, WrongSchedulesAreNamed) {
   EXPECT_THAT(refusal("0F0,0B0\n1B0,1F0"), HasSubstr("1B0 without 1F0"));
   EXPECT_THAT(refusal("0F0,1B0,1F0,0B0"), HasSubstr("1B0 without 1F0"));
   EXPECT_THAT(refusal("0F0,0SEND_F0,0B0\n1F0,1B0"),
-              HasSubstr("0SEND_F0 is there without 1RECV_F0"));
+              HasSubstr("0SEND_F0 is given without 1RECV_F0"));
 }
 
 // A rank that receives first what its peer sends second waits for ever if sends

@@ -173,7 +173,7 @@ TEST(SplitBackward, EachDerivativeIsComputedOnce) {
   EXPECT_EQ(Product::computed, (std::vector<int>{0, 0, 1, 1}));
 }
 
-// What only the first part needs is freed by it.
+// Memory that only the first part needs is freed by it.
 TEST(SplitBackward, TheFirstPartFreesWhatParametersDoNotNeed) {
   const at::Tensor x = leaf({4}), w = leaf({4});
   at::Tensor scaled = x * w;

@@ -11,7 +11,7 @@
 
 namespace lockstep::internal::bench {
 
-// What this rank is asked to time.
+// The operation that this rank is asked to time.
 struct Request {
   std::string operation{};
   int64_t elements = 0;  // of S, see ../operations.h

@@ -11,8 +11,8 @@ namespace lockstep::internal {
 
 // Meets the doctors of the other nodes at the agents' store, measures the links
 // to them, and returns the verdict on all nodes and links, the finding "nodes",
-// which all nodes return alike. On the first node that is there it comes after
-// the findings of each node and of the links (nodes_findings.h).
+// which all nodes return alike. On the first node of those that have come it
+// comes after the findings of each node and of the links (nodes_findings.h).
 //
 // `meeting` says where the nodes meet, how many they are, and for how long this
 // one waits for the store and after that for the others (join_timeout). `own`:

@@ -10,16 +10,16 @@
 
 namespace lockstep::internal {
 
-// What one node found on the way to another one.
+// The figures that one node has measured on the way to another one.
 struct LinkFigures {
   std::string error{};  // not empty: it was not reached, and why
   int64_t connect_us = 0;
   int64_t round_trip_us = 0;  // of one byte and its answer, the median
-  // What must be added to a time of this host to get that of the other, and the
-  // most by which this may be wrong.
+  // The difference that must be added to a time of this host to get that of the
+  // other, and the most by which this may be wrong.
   int64_t clock_offset_us = 0;
   int64_t clock_error_us = 0;
-  // What one connection carries towards the other node. 0: nothing came
+  // The throughput of one connection towards the other node. 0 if nothing came
   // through, though single bytes do.
   int64_t bytes_per_second = 0;
   // The largest packet that this host sends on this way; nothing if the kernel

@@ -10,7 +10,7 @@
 
 namespace lockstep::internal {
 
-// What goes over a connection between two nodes while their link is measured
+// The messages between two nodes while their link is measured
 // (docs/internals/doctor.md). The node that connects asks, the one that has
 // accepted answers. All numbers are big-endian.
 inline constexpr std::string_view kLinkGreeting = "lockstep link 1 ";
@@ -27,7 +27,7 @@ inline constexpr char kLinkStream = 's';  // bytes of any value follow, which
 // and how long it is measured.
 inline constexpr std::chrono::milliseconds kStreamStart{150};
 inline constexpr std::chrono::milliseconds kStreamTime{400};
-// What one connection may take at most, whatever the other node does.
+// The time that one connection may take at most, whatever the other node does.
 inline constexpr std::chrono::milliseconds kMostLinkTime{8000};
 inline constexpr int kMostPings = 200;
 
@@ -44,7 +44,7 @@ class LinkStream {
   bool write_all(std::string_view bytes, const Deadline& deadline);
   bool read_number(uint64_t& number, const Deadline& deadline);
   bool write_number(uint64_t number, const Deadline& deadline);
-  // Waits until `events` of poll() are there; false after the deadline.
+  // Waits until `events` of poll() have come; false after the deadline.
   bool await(short events, const Deadline& deadline);
 
  private:

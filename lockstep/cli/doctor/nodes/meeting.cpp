@@ -100,7 +100,7 @@ int Meeting::join(std::optional<int> rank, const NodeRecord& record) {
     while (free < nodes_ && !claim(free, record)) ++free;
     if (free == nodes_) {
       throw MeetingRefused("all " + std::to_string(nodes_) +
-                           " nodes of --nnodes are there already; start the "
+                           " nodes of --nnodes have come already; start the "
                            "doctor once on each host, or raise --nnodes");
     }
   }

@@ -13,8 +13,9 @@ namespace lockstep::internal {
 // that can be printed: what other hosts send may end on a terminal.
 std::string printable(std::string text, size_t most = 200);
 
-// What `lockstep doctor` on one node tells the other nodes, through the agents'
-// store. What a node does not know is empty or nothing.
+// The record by which `lockstep doctor` on one node informs the other nodes,
+// through the agents' store. A value that a node does not know is empty or
+// nothing.
 struct NodeRecord {
   struct Trouble {  // a check of that host that did not end well
     std::string name{};
@@ -41,8 +42,8 @@ struct NodeRecord {
   // are too long, the beginning.
   std::string text() const;
   // Parses text() of another node, maybe of another version. Nothing in it is
-  // believed to be short or printable. Throws std::runtime_error if it is no
-  // such record.
+  // believed to be short or printable. Throws std::runtime_error if it is not
+  // such a record.
   static NodeRecord parse(const std::string& text);
 };
 

@@ -73,8 +73,8 @@ std::string most_common(const NodesFound& found,
   return best;
 }
 
-// What the clock of each node is ahead of the first one's, along the links that
-// were measured, and by how much that may be wrong.
+// The lead of each node's clock over the first one's, along the links that were
+// measured, and by how much that may be wrong.
 struct ClockDifference {
   int64_t ahead_us = 0;
   int64_t error_us = 0;
@@ -205,7 +205,7 @@ class NodeFinding {
   Finding finding_;
 };
 
-// What the best quarter of the ways reaches.
+// The figure that the best quarter of the ways reaches.
 struct Usual {
   int64_t round_trip_us = 0;
   int64_t bytes_per_second = 0;

@@ -10,7 +10,7 @@
 
 namespace lockstep::internal {
 
-// What the doctors of all nodes have told.
+// The records of the doctors of all nodes.
 struct NodesFound {
   int nodes = 0;  // that were asked for; those without a record are absent
   std::map<int, NodeRecord> records{};

@@ -8,7 +8,7 @@
 
 namespace lockstep::internal {
 
-// What two snapshots do not have in common.
+// The differences of two snapshots.
 struct SnapshotDifference {
   struct Row {
     std::string name;  // of a tensor, or "epochs_run" and the like

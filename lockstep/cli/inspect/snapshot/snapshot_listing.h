@@ -32,7 +32,7 @@ bool has_too_many_elements(const at::Tensor& tensor);
 // element is NaN; none if there are too many.
 std::optional<double> norm_of(const at::Tensor& tensor);
 
-// What is found if all tensors are read.
+// The findings if all tensors are read.
 struct SnapshotVerification {
   struct Tensor {
     enum class Checksum { kOk, kNone, kDamaged };

@@ -59,7 +59,7 @@ class StoredSnapshot {
   StoredSnapshot(const StoredSnapshot&) = delete;
   StoredSnapshot& operator=(const StoredSnapshot&) = delete;
 
-  // What was opened: of a folder of snapshots, the newest one.
+  // The snapshot that was opened: of a folder of snapshots, the newest one.
   const std::string& path() const { return path_; }
   // Only its numbers and texts, and how many generator states there are.
   const Snapshot& numbers() const { return numbers_; }
@@ -86,7 +86,8 @@ class StoredSnapshot {
 };
 
 // Do it for a single file and for a folder; stored_file.cpp, stored_folder.cpp.
-// The second returns null if `path` is a single file, or if nothing is there.
+// The second returns null if `path` is a single file, or if nothing exists
+// under its path.
 std::unique_ptr<StoredSnapshot> open_stored_file(const std::string& path);
 std::unique_ptr<StoredSnapshot> open_stored_folder(const std::string& path);
 

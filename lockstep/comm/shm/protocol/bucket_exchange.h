@@ -51,7 +51,7 @@ class Patience;
 class BucketExchange {
  public:
   // Memory of this rank in which contributions may lie instead of in their
-  // bucket; null: none.
+  // bucket; null if there is none.
   struct Arena {
     void* data = nullptr;
     size_t bytes = 0;
@@ -148,7 +148,7 @@ class BucketExchange {
     std::vector<MappedBucket> buckets{};
     size_t copy_bytes = 0;
     size_t places = 0;                 // movable ranges of all buckets
-    std::vector<std::byte*> arenas{};  // by rank; empty: nothing moves
+    std::vector<std::byte*> arenas{};  // by rank; empty if nothing moves
     std::vector<std::shared_ptr<std::byte>> held{};
   };
   static Mapped map(Core& core, const std::vector<Bucket>& buckets,
@@ -197,7 +197,7 @@ class BucketExchange {
   void await(const Missing& missing, Patience& patience,
              const std::function<std::string()>& complaint) const;
   std::string complain(uint64_t ranks, const std::string& complaint) const;
-  // What this reduction is called in errors.
+  // The name of this reduction in errors.
   std::string begun() const;
   std::string bucket_name(size_t bucket) const;
   // Tells apart the wrappers that use such objects: " of 1234 elements".
@@ -218,7 +218,7 @@ class BucketExchange {
   int64_t iteration_ = 0;
   IterationWords words_;
   double divisor_ = 1;
-  // What the counters were when this reduction began: the number of buckets in
+  // The counters when this reduction began: the number of buckets in
   // all reductions before.
   uint64_t base_ = 0;
   uint64_t known_published_ = 0;  // all ranks have counted at least this

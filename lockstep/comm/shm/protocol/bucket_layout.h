@@ -31,7 +31,7 @@ struct Bucket {
 // it from each other all the time. The last parts may be shorter, or empty.
 Range equal_slice(Range elements, int of, int ranks, size_t element_bytes);
 
-// What one rank tells the others about the buckets that all will reduce
+// One rank's description of the buckets that all will reduce
 // (bucket_exchange.h).
 struct BucketLayout {
   Results results;

@@ -25,8 +25,7 @@ void Core::sleep(Patience& patience, const Missing& missing,
   auto look = [&] {
     waiting.throw_if_broken();
     for (const auto& departure : waiting.departures()) {
-      // What the rank published before it went may have come since, so ask
-      // again.
+      // The rank may have published something before it went, so ask again.
       const uint64_t needed = missing(std::memory_order_acquire);
       if (needed != 0 && (departure.failed || needed >> departure.rank & 1)) {
         waiting.fail(departure.words, RankState::kTold);

@@ -31,8 +31,8 @@ struct Core {
   RegisteredMemory registered;
   MessageEngine messages;
   uint64_t sequence = 0;  // collectives that were begun
-  // What each slot of this rank's CallWords was written from (the texts are
-  // literals). A call with the same words as the call before last writes
+  // The texts from which each slot of this rank's CallWords was written (they
+  // are literals). A call with the same words as the call before last writes
   // nothing.
   struct WrittenWords {
     uint64_t ahead = 0;

@@ -154,14 +154,14 @@ class Group {
   void* allocate_registered(size_t bytes);
   void free_registered(void* data);
 
-  // Returns the peers that are gone and did not leave in peace, with their last
+  // Returns the peers that are gone and did not leave normally, with their last
   // words: "rank 3 died". A peer that went because of another rank has that
   // rank's words, and equal words are returned once. Returns an empty text if
   // all are well, or if this rank has left itself. Makes a system call; any
   // thread. Call it while waiting for something else.
   std::string departures() const;
 
-  // Ends this rank's part in the group in peace. What it has published stays
+  // Ends this rank's part in the group normally. What it has published stays
   // readable. Its messages that have not ended fail. Call this instead of the
   // destructor if the memory must stay: no call may be under way, and
   // afterwards only has_ended(), throw_if_failed(), source() and

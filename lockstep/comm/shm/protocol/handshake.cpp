@@ -375,8 +375,8 @@ void Handshake::accept_strangers() {
   }
 }
 
-// Returns whether it is no stranger any more: it has become a peer, or is to be
-// dropped.
+// Returns whether it is not a stranger any more: it has become a peer, or is to
+// be dropped.
 bool Handshake::hear_stranger(Stranger& stranger) {
   Note hello{};
   auto packet = receive_packet(stranger.socket,

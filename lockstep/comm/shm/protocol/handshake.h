@@ -21,7 +21,7 @@ namespace lockstep::internal::shm {
 // becomes the text of the failed meeting.
 struct Exchange {
   std::function<void(const std::string& key, const std::string& value)> set;
-  // Waits until the key is there; returns nothing if it is not there after
+  // Waits until the key is set; returns nothing if it is not set after
   // `allowed`. The handshake asks for short times only.
   std::function<std::optional<std::string>(const std::string& key,
                                            std::chrono::milliseconds allowed)>
@@ -31,13 +31,13 @@ struct Exchange {
 struct Meeting {
   int rank;
   int size;  // 1 to 64
-  // How error texts name the ranks; empty: by their numbers in this group.
+  // How error texts name the ranks; empty means by their numbers in this group.
   std::vector<int> global_ranks{};
   std::chrono::milliseconds timeout;
   Tuning tuning;  // rank 0's counts
 };
 
-// What a group is made from: the memory, and the links to the other ranks.
+// The parts of a group: the memory, and the links to the other ranks.
 struct Membership {
   Meeting meeting;  // with rank 0's tuning
   std::shared_ptr<SharedMemory> segment;

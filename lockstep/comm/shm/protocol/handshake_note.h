@@ -7,8 +7,8 @@
 
 #include "lockstep/base/packet_socket.h"
 
-// What ranks send each other in the handshake (handshake.h). Both ends are on
-// one host, so there is no byte order to care about.
+// The message of ranks to each other in the handshake (handshake.h). Both ends
+// are on one host, so there is no byte order to care about.
 namespace lockstep::internal::shm {
 
 inline constexpr uint32_t kHandshakeMagic = 0x4d48534c;  // "LSHM"

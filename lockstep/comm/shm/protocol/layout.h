@@ -11,8 +11,8 @@
 #include "lockstep/comm/shm/protocol/tuning.h"
 
 // The layout of the segment of a group. All zeros is the state before the first
-// operation, so no rank has to initialise it. docs/internals/shared-memory.md has a
-// picture of it and a table of each release with its acquire.
+// operation, so no rank has to initialise it. docs/internals/shared-memory.md
+// has a picture of it and a table of each release with its acquire.
 namespace lockstep::internal::shm {
 
 inline constexpr int kMaxRanks = 64;
@@ -53,10 +53,10 @@ struct alignas(kCacheLine) Announcement {
 };
 static_assert(sizeof(Announcement) == kCacheLine);
 
-// What the user called, for error texts. Written before the announcement, and
-// only if it changes: a processor that reads a cache line may fetch the next
-// one too, so a store beside the announcement in each call would slow down the
-// peers.
+// The function that the user called, for error texts. Written before the
+// announcement, and only if it changes: a processor that reads a cache line may
+// fetch the next one too, so a store beside the announcement in each call would
+// slow down the peers.
 struct alignas(kCacheLine) CallWords {
   // The user's number minus that of the announcement, modulo 2^64.
   uint64_t ahead;
@@ -78,8 +78,8 @@ struct BlockedState {
 };
 static_assert(sizeof(BlockedState) == 3 * kCacheLine);
 
-// What one rank tells all others. Fields that are written at different times
-// lie in different cache lines.
+// The announcement of one rank to all others. Fields that are written at
+// different times lie in different cache lines.
 struct RankState {
   // How far the rank is in the chunks of large operations, counted over the
   // life of the group. Written with release.

@@ -46,9 +46,9 @@ class Message;
 //   waits for its place in the ring like any other message, but without its
 //   data.
 //
-// What a peer had written before it left or died is received. Its other
-// messages fail with GroupBroken, which names it. If the peer said that the
-// group is broken, all other messages fail, too.
+// Messages that a peer had written before it left or died are received. Its
+// other messages fail with GroupBroken, which names it. If the peer said that
+// the group is broken, all other messages fail, too.
 class MessageEngine {
  public:
   MessageEngine(const Segment& segment, Waiting& waiting, int rank, int size);

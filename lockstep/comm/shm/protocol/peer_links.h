@@ -40,7 +40,7 @@ class PeerLinks {
 
   struct Loan {
     uint64_t id;
-    uint64_t bytes;  // 0: taken back
+    uint64_t bytes;  // 0 if it is taken back
     // Empty although `bytes` is not 0 if this process had no descriptor left to
     // receive it with (EMFILE).
     FileDescriptor memory{};

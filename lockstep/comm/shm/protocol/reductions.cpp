@@ -35,7 +35,7 @@ struct Reduction {
   size_t count;
   DType dtype;
   ReduceOp op;
-  int root;  // the rank that gets the result; -1: all
+  int root;  // the rank that gets the result; -1 means all
 
   size_t element() const { return kernels::size_of(dtype); }
   bool has_result(int rank) const { return root < 0 || root == rank; }

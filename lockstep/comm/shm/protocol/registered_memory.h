@@ -58,7 +58,7 @@ class RegisteredMemory {
   }
 
   struct Place {
-    uint32_t region;      // 0: none
+    uint32_t region;      // 0 if there is none
     bool reached{false};  // settle() was told that every peer reaches it
     uint64_t offset;
   };
@@ -85,11 +85,11 @@ class RegisteredMemory {
     enum class Reached { unknown, by_all, not_by_all };
     Reached reached = Reached::unknown;
   };
-  // What a peer is still to be told. Notices stay in order, so that nothing is
-  // taken back before it was lent.
+  // The notices that a peer has not had yet. Notices stay in order, so that
+  // nothing is taken back before it was lent.
   struct Notice {
     uint32_t id;
-    Region* lends;  // null: the region is taken back
+    Region* lends;  // null if the region is taken back
   };
   // A peer's region, mapped, or why it is not.
   struct Borrowed {

@@ -16,8 +16,8 @@
 // exchange no announcements that could be compared (because one of them reduces
 // buckets).
 //
-// What a rank tells. A rank whose only thread in this group waits says so in
-// the segment (BlockedState): in which call, for which ranks, and how often it
+// The notice: a rank whose only thread in this group waits says so in the
+// segment (BlockedState): in which call, for which ranks, and how often it
 // has looked whether its wait is over. It tells nothing
 // - if several threads of this rank have made collective calls, as another one
 //   may do what the peers wait for;
@@ -26,7 +26,7 @@
 //   tells for it;
 // - while it waits for a message, which any thread may send.
 //
-// What is a standstill. Rank A, which tells a wait itself, waits for rank B. A
+// The standstill: rank A, which tells a wait itself, waits for rank B. A
 // sees that B tells one and the same wait, for A among others, while B looks
 // kLooks times and kPatience passes.
 //
@@ -92,7 +92,7 @@ class Standstill {
   static constexpr uint64_t kLooks = 3;
   static constexpr std::chrono::milliseconds kPatience{300};
 
-  // What this rank saw of a peer's wait when it last changed.
+  // A peer's wait, as this rank saw it when it last changed.
   struct Seen {
     uint64_t wait = 0;
     uint64_t looks = 0;

@@ -6,8 +6,8 @@
 namespace lockstep::internal::shm {
 
 // The sizes at which one algorithm takes over from another
-// (docs/internals/shared-memory.md), in bytes. One set, rank 0's, holds for all ranks of
-// a group.
+// (docs/internals/shared-memory.md), in bytes. One set, rank 0's, holds for all
+// ranks of a group.
 struct Tuning {
   // A contribution of up to this many bytes is written beside its announcement,
   // and every rank reduces all of them: this needs one wait. A multiple of 64.

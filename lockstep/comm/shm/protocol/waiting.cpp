@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "lockstep/base/ending_words.h"
 #include "lockstep/base/futex.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 #include "lockstep/comm/shm/protocol/standstill.h"
@@ -196,7 +197,9 @@ std::vector<Waiting::Departure> Waiting::departures() const {
       all.push_back({.rank = peer,
                      .well = false,
                      .failed = true,
-                     .words = name(peer) + " failed: " + words_of(peer)});
+                     .words = name(peer) + " " +
+                              std::string(EndingWords::failed) + " " +
+                              words_of(peer)});
     } else if (gone >> peer & 1) {
       const bool well = left == RankState::kLeft;
       // Pairs with the release in keep_cause().
@@ -207,8 +210,9 @@ std::vector<Waiting::Departure> Waiting::departures() const {
                      .failed = false,
                      .words = has_cause
                                   ? words_of(peer)
-                                  : name(peer) + (well ? " has left the group"
-                                                       : " died")});
+                                  : name(peer) + " " +
+                                        std::string(well ? EndingWords::left
+                                                         : EndingWords::died)});
     }
   }
   return all;

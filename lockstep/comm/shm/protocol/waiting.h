@@ -68,8 +68,8 @@ class Waiting {
     Helper& operator=(const Helper&) = delete;
   };
 
-  // What a thread sleeps for, as bits. A message does not wake a thread that
-  // sleeps only for calls, nor a call one that sleeps only for messages. A
+  // The events that wake a thread, as bits. A message does not wake a thread
+  // that sleeps only for calls, nor a call one that sleeps only for messages. A
   // receive that is pending for long has a thread that sleeps for it, and must
   // not cost every collective a wake-up.
   enum Bell : uint32_t { kCalls = 1, kMessages = 2 };

@@ -73,7 +73,7 @@ class C10dAgentStore : public AgentStore {
   }
 
   std::optional<std::string> get(const std::string& key) override {
-    // TCPStore's get() waits until the key is there.
+    // TCPStore's get() waits until the key is set.
     if (!guarded([&] { return store_->check({key}); })) return std::nullopt;
     auto value = guarded([&] { return text(store_->get(key)); });
     if (value.empty()) return std::nullopt;

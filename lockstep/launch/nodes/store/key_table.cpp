@@ -3,7 +3,7 @@
 namespace lockstep::internal {
 namespace {
 
-// What an entry takes besides its texts.
+// The memory that an entry takes besides its texts.
 constexpr size_t kEntryBytes = 128;
 
 Reply refusal(const char* why) {

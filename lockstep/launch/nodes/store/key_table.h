@@ -24,15 +24,15 @@ class KeyTable {
   // value that is empty, and what would take more than the bytes allowed.
   Reply apply(const Request& request);
 
-  // Returns the number of the last change, of any key; 0: there was none.
+  // Returns the number of the last change, of any key; 0 if there was none.
   int64_t last_change() const { return last_change_; }
-  // Returns the number of the last change of `key`; 0: there was none.
+  // Returns the number of the last change of `key`; 0 if there was none.
   int64_t last_change_of(const std::string& key) const;
 
  private:
   // A key that was removed stays, as agents may ask when it has changed.
   struct Entry {
-    std::string value{};  // empty: the key is not set
+    std::string value{};  // empty if the key is not set
     int64_t counter = 0;
     int64_t changed = 0;
   };

@@ -82,7 +82,7 @@ class StoreClient : public AgentStore {
   std::unique_ptr<TlsSettings> tls_;
   StoreChannel channel_;
   MessageBuffer input_{};
-  // What the channel wants before more can be read.
+  // The event that the channel needs before more can be read.
   short wanted_events_ = 0;
   // Whether the reply to await_change() is still to come. It comes before that
   // to the next request.

@@ -41,8 +41,9 @@ struct Request {
     worker_gone = 10,
     // From now on this connection is the one of the agent `key`; an earlier one
     // is closed. `number` is how many requests the agent has sent before, from
-    // set to set_if_absent; 0: it begins. Answered by the number of those that
-    // were done. If that is all, the reply to the last one follows once more.
+    // set to set_if_absent; 0 when it begins. Answered by the number of those
+    // that were done. If that is all, the reply to the last one follows once
+    // more.
     session = 11,
   };
   Operation operation = Operation::hello;

@@ -33,7 +33,7 @@ constexpr int kAcceptsAtOnce = 64;
 constexpr size_t kMostHelloBytes = 64;
 constexpr milliseconds kLook{250};  // while a connection is due
 constexpr milliseconds kLongestStep{2000};
-constexpr milliseconds kDeafTime{1000};
+constexpr milliseconds kIgnoredTime{1000};
 // An agent sends something twice a second. If nothing has come for this long,
 // a connection that breaks was cut before.
 constexpr milliseconds kLongSilence{2000};
@@ -160,7 +160,7 @@ void StoreServer::work() noexcept {
 void StoreServer::serve_events() {
   std::array<epoll_event, kEventsAtOnce> events;
   while (true) {
-    const bool looks = !dated_.empty() || deaf_until_;
+    const bool looks = !dated_.empty() || ignored_until_;
     const int count = epoll_wait(epoll_.get(), events.data(), kEventsAtOnce,
                                  looks ? static_cast<int>(kLook.count()) : -1);
     awake_.tick(Clock::now());
@@ -193,7 +193,7 @@ void StoreServer::accept_new() {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
           errno == ENOBUFS) {
         watch(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), 0, kListener);
-        deaf_until_ = awake_.awake() + kDeafTime;
+        ignored_until_ = awake_.awake() + kIgnoredTime;
       }
       return;
     }
@@ -492,8 +492,8 @@ void StoreServer::await_events(Connection& connection, uint32_t events) {
 }
 
 void StoreServer::listen_again() {
-  if (!deaf_until_ || *deaf_until_ > awake_.awake()) return;
-  deaf_until_.reset();
+  if (!ignored_until_ || *ignored_until_ > awake_.awake()) return;
+  ignored_until_.reset();
   watch(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), EPOLLIN, kListener);
 }
 

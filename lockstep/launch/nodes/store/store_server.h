@@ -22,8 +22,8 @@
 
 namespace lockstep::internal {
 
-// What connections may cost the host of the store. The defaults are for use,
-// others for tests.
+// The limits of what connections may cost the host of the store. The defaults
+// are for use, others for tests.
 struct StoreServerLimits {
   // A stranger is a connection that has not proved to know the secret, or, if
   // there is no secret, has not said hello. Above this number the oldest one is
@@ -40,8 +40,8 @@ struct StoreServerLimits {
 };
 
 // The agents' store: answers the requests of store_message.h at a socket that
-// listens, in one thread that waits in epoll. Connections that send what is no
-// request, or are slow with it, are dropped; the others do not notice. A
+// listens, in one thread that waits in epoll. Connections that send what is not
+// a request, or are slow with it, are dropped; the others do not notice. A
 // connection takes at most two messages of memory, and some bytes for each
 // worker that waits at its agent.
 //
@@ -93,7 +93,7 @@ class StoreServer {
     std::vector<std::string> awaited_keys{};
     // The round of the workers whose calls come on it.
     std::optional<int64_t> round{};
-    std::string agent{};        // whose session it is; empty: none
+    std::string agent{};        // whose session it is; empty if there is none
     Clock::time_point heard{};  // when the last message came
     // When it is dropped, in awake_'s time.
     std::optional<Clock::duration> due{};
@@ -132,7 +132,7 @@ class StoreServer {
   FileDescriptor news_;  // readable: something is in trusted_
   FileDescriptor epoll_;
   // Set after there was no descriptor for a new connection.
-  std::optional<Clock::duration> deaf_until_{};
+  std::optional<Clock::duration> ignored_until_{};
   AwakeClock awake_;
   KeyTable table_;
   struct Round {

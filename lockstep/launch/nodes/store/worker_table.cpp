@@ -10,9 +10,9 @@ namespace {
 using Kind = WorkerReply::Kind;
 using Operation = WorkerCall::Operation;
 
-// What a key takes besides its texts.
+// The memory that a key takes besides its texts.
 constexpr size_t kBytesOfKey = 128;
-// What a wait for a key takes besides two copies of the key.
+// The memory that a wait for a key takes besides two copies of the key.
 constexpr size_t kBytesOfWait = 320;
 
 size_t bytes_of_wait(const std::string& key) {

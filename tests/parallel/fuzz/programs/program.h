@@ -17,7 +17,7 @@ enum class Idiom { call, arrow };  // model(x), or LibTorch's model->forward(x)
 
 enum class Stages { plain, replicated, divided };  // of a pipeline
 
-// What forward takes besides its input, by reference, and writes.
+// The arguments that forward takes besides its input, by reference, and writes.
 enum class Argument { none, tensor, list, optional, pair };
 
 // How a layer computes its result from the activation x, [rows, width];

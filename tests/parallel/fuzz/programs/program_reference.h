@@ -32,7 +32,7 @@ class ProgramReference {
 
   void run(const Action& action);
 
-  // What the program must have, after the last action.
+  // The values that the program must have after the last action.
   at::Tensor parameter(const std::string& name) const;
   at::Tensor gradient(const std::string& name) const;  // may be undefined
   double norm() const { return norm_; }                // before clipping
@@ -71,13 +71,14 @@ class ProgramReference {
 
   const Program program_;
   std::shared_ptr<ProgramNet> net_;
-  std::shared_ptr<ProgramNet> rounded_;  // null: no dtype but float64
+  std::shared_ptr<ProgramNet> rounded_;  // null if float64 is the only dtype
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Variables> variables_;
   // Those that the next action starts from, if they are not those above.
   std::optional<std::vector<Variables>> variables_before_;
   std::vector<Seen> seen_;
-  // What each rank has not given to an average yet, the averages, and a copy.
+  // The gradients that each rank has not given to an average yet, the averages,
+  // and a copy.
   std::vector<Gradients> pending_;
   Gradients averaged_, kept_;
   double norm_{0};

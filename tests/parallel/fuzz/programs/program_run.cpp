@@ -342,7 +342,7 @@ class ProgramRun {
       if (mine.defined() != whole.defined()) {
         return note(
             what + item.key() +
-            (whole.defined() ? " is missing" : " is there, but should not be"));
+            (whole.defined() ? " is missing" : " exists, but should not"));
       }
       if (!mine.defined()) continue;
       if (program_.precision != Precision::bfloat16) {
@@ -378,8 +378,8 @@ class ProgramRun {
                const at::Tensor& want) {
     const at::NoGradGuard no_grad;
     if (got.defined() != want.defined()) {
-      return note(what + (want.defined() ? " is missing"
-                                         : " is there, but should not be"));
+      return note(what +
+                  (want.defined() ? " is missing" : " exists, but should not"));
     }
     if (!want.defined() || program_.precision == Precision::bfloat16) return;
     if (got.sizes() != want.sizes()) return note(what + " has another shape");

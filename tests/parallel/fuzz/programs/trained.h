@@ -10,7 +10,7 @@
 
 namespace lockstep::internal::fuzz {
 
-// What a program trains on a rank: model, wrapper and optimizer.
+// The objects that a program trains on a rank: model, wrapper and optimizer.
 class Trained {
  public:
   virtual ~Trained() = default;
