@@ -26,23 +26,22 @@ struct DataParallelOptions {
 
   // The devices of the replicas; the module itself is on the first. A device
   // may be named several times: {at::kCPU, at::kCPU} makes two replicas on the
-  // CPU. Default: empty, which is every accelerator (GPU) that LibTorch sees;
-  // if there is none, plain forwards on the module's own device.
+  // CPU. Empty: every accelerator (GPU) that LibTorch sees; if there is none,
+  // plain forwards on the module's own device.
   std::vector<at::Device> device_ids{};
 
-  // The device on which results are joined. Default: none, which is the first
-  // of device_ids.
+  // The device on which results are joined. None: the first of device_ids.
   std::optional<at::Device> output_device{};
 
   // The dimension of the batch, along which tensors are divided and results
-  // joined. Default: 0.
+  // joined.
   int64_t dim{0};
 
   // ---- Performance (not in Python) ----
 
   // Threads within the operations of each CPU replica's forward. Most programs
-  // leave it. Default: 0, which is the caller's at::get_num_threads() divided
-  // by the number of CPU replicas, at least 1.
+  // leave it. 0: the caller's at::get_num_threads() divided by the number of
+  // CPU replicas, at least 1.
   int64_t intra_op_threads{0};
 };
 
