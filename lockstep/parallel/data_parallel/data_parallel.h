@@ -143,11 +143,12 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 // see Replicas, replicas.h. With one device the constructor moves the module
 // there, and forward is the module's own.
 //
-// Arguments: tensors are divided along `dim`, also inside tuples, pairs,
-// vectors and maps; anything else is copied to all replicas. A batch with fewer
-// rows than devices uses only as many replicas as it has parts. Results are
-// joined in the same way; scalars become a vector with one element for each
-// replica. For types of your own see DataParallelValue, scatter_gather.h.
+// Arguments are values. Tensors are divided along `dim`, also inside tuples,
+// pairs, vectors and maps; anything else is copied to all replicas. A batch
+// with fewer rows than devices uses only as many replicas as it has parts.
+// Results are joined in the same way; scalars become a vector with one element
+// for each replica. For types of your own see DataParallelValue,
+// scatter_gather.h.
 //
 // A forward that writes an argument in place writes the caller's tensor. With
 // several devices it must not write parameters (std::logic_error): CPU replicas
@@ -180,32 +181,14 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
         *module(), std::move(devices), options.intra_op_threads);
   }
 
-  // Takes the arguments of the module's forward, as values, and returns its
-  // result.
-  template <typename... Args>
-  auto forward(Args&&... args) {
-    return run(
-        [](auto& replica, auto&... part) -> decltype(replica.forward(part...)) {
-          return replica.forward(part...);
-        },
-        std::forward<Args>(args)...);
-  }
-  // As in DistributedDataParallel.
-  template <typename Result, typename... Args>
-  Result forward(Args&&... args) {
-    return run(
-        [](auto& replica, auto&... part) -> Result
-          requires requires { replica.template forward<Result>(part...); }
-        { return replica.template forward<Result>(part...); },
-        std::forward<Args>(args)...);
-  }
-
   // Returns the devices of forward; empty: the module's own device.
   const std::vector<at::Device>& device_ids() const {
     return state_->devices();
   }
 
  private:
+  friend struct internal::WrapperAccess;
+
   template <typename Forward, typename... Args>
   auto run(const Forward& forward, Args&&... args) {
     return internal::data_parallel_forward(
