@@ -206,12 +206,12 @@ at::Tensor total_norm_of(const internal::OptimizerGradients& gradients,
 
 }  // namespace
 
-at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
-                          double norm_type, bool error_if_nonfinite) {
+at::Tensor get_total_norm(at::TensorList tensors, double norm_type,
+                          bool error_if_nonfinite) {
   check_norm_type(norm_type);
   if (tensors.empty()) return at::zeros({});
   const at::NoGradGuard no_grad;
-  auto norms = norms_of(distinct(tensors), norm_type, /*widened=*/false);
+  auto norms = norms_of(distinct(tensors.vec()), norm_type, /*widened=*/false);
   // at::stack() takes several dtypes, but not several devices.
   auto device = tensors.front().device();
   for (auto& norm : norms) norm = norm.to(device);
@@ -226,8 +226,8 @@ at::Tensor get_total_norm(torch::optim::Optimizer& optimizer, double norm_type,
                        error_if_nonfinite);
 }
 
-void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
-                           double max_norm, const at::Tensor& total_norm) {
+void clip_grads_with_norm_(at::TensorList parameters, double max_norm,
+                           const at::Tensor& total_norm) {
   const at::NoGradGuard no_grad;
   scale_to_norm(internal::gradients_of(parameters).tensors, max_norm,
                 total_norm);
@@ -240,9 +240,8 @@ void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                 total_norm);
 }
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
-                           double max_norm, double norm_type,
-                           bool error_if_nonfinite) {
+at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm,
+                           double norm_type, bool error_if_nonfinite) {
   check_bound("clip_grad_norm_", "max_norm", max_norm);
   const at::NoGradGuard no_grad;
   auto gradients = internal::gradients_of(parameters);
@@ -261,8 +260,7 @@ at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
   return total_norm;
 }
 
-void clip_grad_value_(const std::vector<at::Tensor>& parameters,
-                      double clip_value) {
+void clip_grad_value_(at::TensorList parameters, double clip_value) {
   clip_values(internal::gradients_of(parameters).tensors, clip_value);
 }
 

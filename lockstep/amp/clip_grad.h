@@ -3,8 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include <vector>
-
 // Clipping of gradients, as torch.nn.utils does it (PyTorch documentation,
 // "torch.nn.utils", clip_grad_norm_ and the functions beside it).
 //
@@ -56,8 +54,7 @@ namespace lockstep {
 // tensors' dtypes promote to; it is 0 for an empty list. Waits for the device
 // only with `error_if_nonfinite`, which throws std::runtime_error if the norm
 // is NaN or infinite. Not differentiated.
-at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
-                          double norm_type = 2.0,
+at::Tensor get_total_norm(at::TensorList tensors, double norm_type = 2.0,
                           bool error_if_nonfinite = false);
 
 // Returns the same norm for the optimizer's gradients. If ranks hold parts of
@@ -71,8 +68,8 @@ at::Tensor get_total_norm(torch::optim::Optimizer& optimizer,
 // Scales all gradients by the one factor max_norm / (total_norm + 1e-6), unless
 // that is above 1. If the norm is infinite, finite elements become 0 and
 // infinite ones NaN; if it is NaN, all become NaN. Nothing is communicated.
-void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
-                           double max_norm, const at::Tensor& total_norm);
+void clip_grads_with_norm_(at::TensorList parameters, double max_norm,
+                           const at::Tensor& total_norm);
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            const at::Tensor& total_norm);
 
@@ -81,8 +78,8 @@ void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
 // `error_if_nonfinite` throws, the gradients are unchanged. Throws
 // std::invalid_argument for torch::optim::LBFGS if ranks hold parts of its
 // parameters, whose step would be wrong (FullyShard).
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
-                           double max_norm, double norm_type = 2.0,
+at::Tensor clip_grad_norm_(at::TensorList parameters, double max_norm,
+                           double norm_type = 2.0,
                            bool error_if_nonfinite = false);
 at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            double norm_type = 2.0,
@@ -90,8 +87,7 @@ at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
 
 // Clamps each element of the gradients to [-clip_value, clip_value]; NaN stays
 // NaN. Nothing is communicated. A sparse gradient becomes coalesced.
-void clip_grad_value_(const std::vector<at::Tensor>& parameters,
-                      double clip_value);
+void clip_grad_value_(at::TensorList parameters, double clip_value);
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value);
 
 }  // namespace lockstep

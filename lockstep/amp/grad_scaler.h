@@ -20,28 +20,26 @@ struct GradScalerOptions {
   // ---- Behaviour ----
 
   // The device that training runs on. If this is kCUDA and LibTorch sees no
-  // GPU, the scaler is disabled, as in Python; is_enabled() tells. Default:
-  // none, which is the device of the first loss that is scaled (in Python:
-  // kCUDA).
+  // GPU, the scaler is disabled, as in Python; is_enabled() tells. None means
+  // the device of the first loss that is scaled (in Python: kCUDA).
   std::optional<c10::DeviceType> device{};
 
   // The scale of the first steps; above 0, finite. Most programs leave it.
-  // Default: 65536.
   double init_scale{65536.0};
 
   // The scale is multiplied by this factor after `growth_interval` consecutive
-  // steps without infinity or NaN; above 1. Most programs leave it. Default: 2.
+  // steps without infinity or NaN; above 1. Most programs leave it.
   double growth_factor{2.0};
 
   // The scale is multiplied by this factor after a step with infinity or NaN;
-  // below 1. Most programs leave it. Default: 0.5.
+  // below 1. Most programs leave it.
   double backoff_factor{0.5};
 
-  // See growth_factor. Lower it for a training of few steps. Default: 2000.
+  // See growth_factor. Lower it for a training of few steps.
   int64_t growth_interval{2000};
 
   // If false, nothing is scaled, step() only steps, and the other functions do
-  // nothing: one loop for runs with and without float16. Default: true.
+  // nothing: one loop for runs with and without float16.
   bool enabled{true};
 
   // ---- Beyond Python ----
@@ -51,7 +49,7 @@ struct GradScalerOptions {
   // Give the group of the ranks that use the scaler if these are not all, and
   // split_group({{get_rank()}}), a group of this rank alone, if a rank is to
   // decide by itself: beside Python ranks, which do not agree, but have equal
-  // gradients. Null means the default group, if there is one. Default: null.
+  // gradients. Null means the default group, if there is one.
   ProcessGroupPtr process_group{};
 };
 

@@ -26,7 +26,7 @@ bool comes_first(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-LayoutGroups::LayoutGroups(const std::vector<at::Tensor>& parameters) {
+LayoutGroups::LayoutGroups(at::TensorList parameters) {
   for (const auto& parameter : parameters) {
     const auto* layout = layout_of(parameter);
     if (layout == nullptr) continue;

@@ -26,7 +26,7 @@ namespace lockstep::internal {
 class LayoutGroups {
  public:
   LayoutGroups() = default;
-  explicit LayoutGroups(const std::vector<at::Tensor>& parameters);
+  explicit LayoutGroups(at::TensorList parameters);
 
   // Whether a parameter has a layout.
   bool any() const { return any_; }

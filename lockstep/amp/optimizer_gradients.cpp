@@ -25,11 +25,11 @@ bool is_divided(const at::Tensor& parameter) {
 
 }  // namespace
 
-OptimizerGradients gradients_of(const std::vector<at::Tensor>& parameters) {
+OptimizerGradients gradients_of(at::TensorList parameters) {
   OptimizerGradients result;
   result.layouts = LayoutGroups(parameters);
   if (!parameters.empty()) result.device = parameters.front().device();
-  for (const auto& parameter : distinct(parameters)) {
+  for (const auto& parameter : distinct(parameters.vec())) {
     const auto& gradient = parameter.grad();
     if (!gradient.defined()) continue;
     result.tensors.push_back(gradient);

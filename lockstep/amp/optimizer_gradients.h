@@ -36,7 +36,7 @@ struct OptimizerGradients {
 // Throws what GradientShards::gradient_shards() throws, and
 // std::invalid_argument if a sharded optimizer names no group.
 OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer);
-OptimizerGradients gradients_of(const std::vector<at::Tensor>& parameters);
+OptimizerGradients gradients_of(at::TensorList parameters);
 
 // Reduces `numbers` over `group` and returns the result on their device; if the
 // group has no backend for that device, the numbers travel on a device that it

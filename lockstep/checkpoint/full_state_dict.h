@@ -8,8 +8,6 @@
 namespace lockstep {
 
 struct FullStateDictOptions {
-  // ---- Behaviour ----
-
   // The ranks that have the parts of the model. Null means the default group,
   // or this process alone if there is none.
   ProcessGroupPtr group{};

@@ -39,15 +39,15 @@ struct LoadModelOptions {
   // ---- Behaviour ----
 
   // For a file of torch.save({"model": model.state_dict(), "epoch": 3}, path):
-  // the name of the entry that holds the weights. Default: empty; the file is a
-  // state_dict by itself, or a snapshot.
+  // the name of the entry that holds the weights. Empty means that the file is
+  // a state_dict by itself, or a snapshot.
   std::string key{};
 
   // Maps the file's names to the module's. Afterwards, if all names begin with
-  // "module.", that prefix is ignored. Default: empty.
+  // "module.", that prefix is ignored.
   internal::Renaming rename{};
 
-  // See LoadStateDictOptions. Default: true and false.
+  // See LoadStateDictOptions.
   bool strict{true};
   bool convert{false};
 
@@ -61,7 +61,7 @@ struct LoadModelOptions {
   // tensors' memory (DistributedDataParallel, optimizers). Nothing is verified,
   // and the files must not be changed while the module lives. As in Python's
   // torch.load(mmap=True) with load_state_dict(assign=True). Only for
-  // safetensors. Default: false.
+  // safetensors.
   bool mmap{false};
 };
 

@@ -16,17 +16,14 @@ namespace lockstep {
 NamedTensors state_dict(const torch::nn::Module& module);
 
 struct LoadStateDictOptions {
-  // ---- Behaviour ----
-
-  // As in Python: false loads the tensors that both have and leaves the
-  // others of `module` unchanged. A shape or dtype that differs is an error
-  // even then. Set it to false to take over a part of another model. Default:
-  // true.
+  // As in Python: false loads the tensors that both have and leaves the others
+  // of `module` unchanged. A shape or dtype that differs is an error even then.
+  // Set it to false to take over a part of another model.
   bool strict{true};
 
   // Whether a tensor of another floating-point dtype (bfloat16 weights for a
   // float32 model, or the other way round) is converted to the module's. Other
-  // dtypes are never converted. Default: false (Python always converts).
+  // dtypes are never converted. Python always converts.
   bool convert{false};
 };
 

@@ -40,12 +40,10 @@ void load_state_dict(torch::optim::Optimizer& optimizer,
                      const OptimizerState& state);
 
 struct LoadOptimizerOptions {
-  // ---- Behaviour ----
-
   // False loads the state of the parameters that both have, in whatever groups
   // they are, and leaves the others and all hyperparameters unchanged. Set it
-  // to false to go on with a part of another model (fine-tuning). Default:
-  // true; groups and names must be the same.
+  // to false to go on with a part of another model (fine-tuning). If true,
+  // groups and names must be the same.
   bool strict{true};
 };
 

@@ -46,18 +46,17 @@ struct SnapshotSaverOptions {
   ProcessGroupPtr group{};
 
   // is_due() is true whenever TrainingState::step has reached another multiple
-  // of this number. Default: 0, never.
+  // of this number. 0 means never.
   int64_t every_steps{0};
 
-  // is_due() is true when this time has passed since the last save began.
-  // Rank 0's clock decides. Default: none, never.
+  // is_due() is true when this time has passed since the last save began. Rank
+  // 0's clock decides. None means never.
   std::optional<std::chrono::milliseconds> every{};
 
   // If one of these signals comes to any rank, is_due() and stop_requested()
   // become true on all ranks. A signal for which the program has a handler of
-  // its own is left to it. Default: SIGTERM, with which launchers and
-  // schedulers stop a job, and SIGUSR2, with which a scheduler can announce
-  // that.
+  // its own is left to it. With SIGTERM launchers and schedulers stop a job;
+  // with SIGUSR2 a scheduler can announce that.
   std::vector<int> stop_signals{SIGTERM, SIGUSR2};
 
   // As in SnapshotOptions, for folders of snapshots.
@@ -67,20 +66,20 @@ struct SnapshotSaverOptions {
   // Called on each rank when a save has ended, by the next call of this object,
   // in the thread of that call; the destructor is such a call, so what the
   // function uses must live longer than the saver. Set it to count or to show
-  // saves, and to see those that have failed. Default: none; then rank 0 warns
+  // saves, and to see those that have failed. Without it rank 0 warns
   // (TORCH_WARN) of a save that has failed.
   std::function<void(const SavedSnapshot&)> on_saved{};
 
   // Called on each rank about once a second while its files are written, and
   // once after that, by the thread that writes; must not throw. Set it to show
-  // long saves in a folder. Default: none.
+  // long saves in a folder.
   std::function<void(const SnapshotProgress&)> on_progress{};
 
   // ---- Performance ----
 
   // Whether save() only copies what is to be saved, and a thread writes the
   // copy while training goes on. That takes as much memory as this rank's part
-  // of the snapshot. Default: true.
+  // of the snapshot.
   bool in_background{true};
 
   // Whether the thread also makes the copy of parameters and optimizer state.
@@ -90,7 +89,7 @@ struct SnapshotSaverOptions {
   // backward take longer than copying. A save during which something has
   // changed fails, if LibTorch has counted the change: in-place operations
   // count when they have ended, the optimizers of lockstep::optim before they
-  // write; writing through data() or a pointer does not count. Default: false.
+  // write; writing through data() or a pointer does not count.
   bool overlap_copy{false};
 };
 

@@ -73,19 +73,17 @@ struct TrainingState {
 };
 
 struct SnapshotOptions {
-  // ---- Behaviour ----
-
   // The ranks that save together. Most programs leave it. Null means the
   // default group, or this process alone if there is none.
   ProcessGroupPtr group{};
 
   // The next two are for folders. How many of the newest snapshots stay after a
   // save; older ones are removed. With 2 or more there is another one if the
-  // newest is damaged later. Default: 0, all stay.
+  // newest is damaged later. 0 means that all stay.
   int64_t keep_last{0};
 
   // Snapshots whose TrainingState::step is a multiple of this number stay, too.
-  // Default: 0, none does.
+  // 0 means that none does.
   int64_t keep_every{0};
 };
 
@@ -101,8 +99,8 @@ struct LoadSnapshotOptions {
   // and no snapshots; an optimizer that snapshots cannot hold, a name or dtype
   // that the format lacks; ranks that have other items, shapes or optimizers
   // than the others and cannot save together (in a file, only items and shapes
-  // are compared). A folder of snapshots is made. Set it to false for a
-  // run that only reads. Default: true.
+  // are compared). A folder of snapshots is made. Set it to false for a run
+  // that only reads.
   bool will_save{true};
 
   // ---- Performance ----
@@ -110,7 +108,7 @@ struct LoadSnapshotOptions {
   // Whether the checksums of everything that this rank reads are compared
   // before the first change. Set it to false if a folder was verified already
   // (verify_snapshot()) and reading twice takes too long. Files are always
-  // verified. Default: true.
+  // verified.
   bool verify{true};
 };
 

@@ -4,6 +4,7 @@
 
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/trace/span.h"
 
@@ -24,12 +25,12 @@ WorkPtr barrier(const CollectiveOptions& options) {
 void monitored_barrier(const MonitoredBarrierOptions& options) {
   internal::Call call("monitored_barrier", options.group, options.timeout);
   call.backend();  // throws if the group was destroyed
-  call.number = call.group->next_sequence_number();
+  call.number = internal::inside(call.group).next_sequence_number();
   internal::Span span("comm", call.operation,
                       {{"group", call.group->name()},
                        {"number", static_cast<int64_t>(call.number)}});
   auto started = internal::Deadline::after(call.timeout);
-  auto& flight = *call.group->flight();
+  auto& flight = *internal::inside(call.group).flight();
   const uint64_t record =
       flight.begin({.operation = call.operation, .number = call.number},
                    internal::FlightState::started);

@@ -13,8 +13,6 @@ WorkPtr barrier(const CollectiveOptions& options = {});
 
 // Group and timeout as in CollectiveOptions.
 struct MonitoredBarrierOptions {
-  // ---- Behaviour ----
-
   ProcessGroupPtr group{};
   std::optional<std::chrono::milliseconds> timeout{};
 };

@@ -11,6 +11,7 @@
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/existing_groups.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/flight_dump.h"
@@ -49,8 +50,8 @@ std::string peers_behind(const ProcessGroup& group, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kPause{10};
   const auto known = Deadline::after(kConnectionFirst);
   std::string gone = group.failed_peers();
-  while (gone.empty() && !group.hears_departures() && !deadline.expired() &&
-         !known.expired()) {
+  while (gone.empty() && !inside(group).hears_departures() &&
+         !deadline.expired() && !known.expired()) {
     std::this_thread::sleep_for(kPause);
     gone = group.failed_peers();
   }
@@ -96,7 +97,7 @@ Call::Call(const char* name, const ProcessGroupPtr& given,
     : operation(name),
       group(group_or_default(given)),
       timeout(bounded_timeout(allowed.value_or(group->timeout()))) {
-  group->require_own_process();
+  inside(group).require_own_process();
   if (allowed && *allowed <= std::chrono::milliseconds(0)) {
     throw mistake(c10::str("timeout is ", allowed->count(),
                            " ms; give more than 0, or none for the group's, ",
@@ -119,7 +120,7 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
       more;
   const bool own = is_own_failure(error);
   const auto gone = own ? std::string() : peers_behind(*group, deadline);
-  const bool said = gone.empty() || group->hears_departures() ||
+  const bool said = gone.empty() || inside(group).hears_departures() ||
                     cause.find(gone) != cause.npos;
   const auto text =
       c10::str(place_of(*this, other_end(*this)), " failed after ",
@@ -127,14 +128,17 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
                " ms): ", cause, said ? "" : "; " + gone);
   // If the backend does not say which peer is gone, a connection that broke is
   // the sign of a peer that failed, maybe on another host.
-  const bool broken = !own && !group->hears_departures() && !deadline.expired();
+  const bool broken =
+      !own && !inside(group).hears_departures() && !deadline.expired();
   if (!gone.empty() || broken) note_failure(FailureKind::echo, text);
   if (!gone.empty()) {
     // This rank may end now: then it is not the one to blame, in any group.
-    group->keep_cause(gone);
-    for (const auto& other : existing_groups().groups) other->keep_cause(gone);
+    inside(group).keep_cause(gone);
+    for (const auto& other : existing_groups().groups) {
+      inside(other).keep_cause(gone);
+    }
   }
-  throw c10::DistBackendError(text + record_failure(*group->flight()));
+  throw c10::DistBackendError(text + record_failure(*inside(group).flight()));
 }
 
 c10d::Backend& Call::backend(const at::Tensor& tensor) const {

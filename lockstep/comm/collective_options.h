@@ -65,25 +65,21 @@ using Work = c10d::Work;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 struct CollectiveOptions {
-  // ---- Behaviour ----
-
   // The ranks that take part. Null means the default group.
   ProcessGroupPtr group{};
 
   // Whether the operation returns at once, with a Work. Set it to true to
-  // compute meanwhile. Default: false.
+  // compute meanwhile.
   bool async_op{false};
 
   // How long the operation may take; more than 0, and with NCCL no longer than
-  // the group's timeout. Most programs leave it. Default: none, which is the
-  // group's timeout.
+  // the group's timeout. Most programs leave it. None means the group's
+  // timeout.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 
 struct ReductionOptions {
-  // ---- Behaviour ----
-
-  // The same on all ranks. Default: SUM.
+  // The same on all ranks.
   ReduceOp op{ReduceOp::SUM};
 
   // The following are those of CollectiveOptions.

@@ -15,6 +15,7 @@
 #include "lockstep/base/number_list.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/step_in_caller.h"
@@ -71,7 +72,7 @@ CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
 
 uint64_t begin_record(const Call& call, const Buffers& buffers,
                       FlightState state) {
-  auto& flight = *call.group->flight();
+  auto& flight = *inside(call.group).flight();
   if (flight.capacity() == 0) return 0;
   const auto extent = buffers.extent();
   return flight.begin({.operation = call.operation,
@@ -165,8 +166,8 @@ class CollectiveWork final : public Work {
         started_(started),
         work_(std::move(work)),
         buffers_(std::move(buffers)),
-        ending_(std::make_shared<Ending>(std::move(span), call_.group->flight(),
-                                         record)),
+        ending_(std::make_shared<Ending>(std::move(span),
+                                         inside(call_.group).flight(), record)),
         stream_ending_(stream_ending(*work_, buffers_)) {
     if (stream_ending_) {
       end_with(stream_ending_, ending_);
@@ -221,7 +222,7 @@ class CollectiveWork final : public Work {
   }
 
   bool wait(milliseconds timeout) override {
-    call_.group->require_own_process();
+    inside(call_.group).require_own_process();
     if (stream_ending_ && finished()) {
       // isCompleted() or the future came first, maybe with another stream
       // current, so make the current stream wait, too.
@@ -486,7 +487,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
   });
   const bool compares = agreement && call.group->checks_calls();
   // Copies the pointer, because `call` moves into the work.
-  const auto flight = call.group->flight();
+  const auto flight = inside(call.group).flight();
   const auto record = begin_record(
       call, buffers,
       compares || async_op ? FlightState::scheduled : FlightState::started);
@@ -537,8 +538,8 @@ WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
   buffers.require_apart(call);
-  call.number = call.group->next_sequence_number();
-  call.entry = call.group->next_entry();
+  call.number = inside(call.group).next_sequence_number();
+  call.entry = inside(call.group).next_entry();
   return start_and_wait(std::move(call), async_op, std::move(buffers),
                         agreement, start);
 }

@@ -58,11 +58,9 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
                    const CollectiveOptions& options = {});
 
 struct AllToAllSingleOptions {
-  // ---- Behaviour ----
-
   // How many rows of `output` come from each rank, and how many rows of `input`
   // go to each: one number for each rank, which add up to the number of rows
-  // (the size of dimension 0). Default: empty, which is equal parts.
+  // (the size of dimension 0). Empty means equal parts.
   std::vector<int64_t> output_split_sizes{};
   std::vector<int64_t> input_split_sizes{};
 

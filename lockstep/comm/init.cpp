@@ -17,6 +17,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/existing_groups.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/uncaught.h"
@@ -33,6 +34,7 @@
 namespace lockstep {
 namespace {
 
+using internal::inside;
 using std::chrono::milliseconds;
 
 // How long the ranks wait for each other when they leave a store that rank 0
@@ -140,10 +142,10 @@ ProcessGroupPtr make_group(
     give_up(error.what());
     throw;
   }
-  return std::make_shared<ProcessGroup>(
+  return ProcessGroupPtr(std::make_shared<internal::GroupInside>(
       group.name, group.rank, group.global_ranks, group.timeout,
       c10::make_intrusive<c10d::PrefixStore>("lockstep/", watched), life_signs,
-      std::move(backends), canonical, group.checks_calls);
+      std::move(backends), canonical, group.checks_calls));
 }
 
 c10::intrusive_ptr<c10d::Store> part_of(
@@ -190,7 +192,9 @@ void abandon_world(World& w) {
   w.group_count = 0;
 }
 
-bool is_foreign(const World& w) { return w.group && w.group->is_foreign(); }
+bool is_foreign(const World& w) {
+  return w.group && inside(w.group).is_foreign();
+}
 
 // Called while the process ends, maybe in the middle of anything, so it does
 // not wait for the lock of World.
@@ -230,7 +234,7 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, Leaving leaving) {
   status.reset();
   if (leaving != Leaving::normal) {
     life_signs->leave(internal::LifeSigns::End::failed);
-    for (const auto& each : released) each->close();
+    for (const auto& each : released) inside(each).close();
     return;
   }
   if (!meeting->has_parting()) {
@@ -238,19 +242,19 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, Leaving leaving) {
     // connecting; before this rank says that it leaves, because a rank that is
     // gone ends this wait.
     const auto deadline = internal::Deadline::after(kPartTimeout);
-    for (const auto& each : released) each->await_peers(deadline);
+    for (const auto& each : released) inside(each).await_peers(deadline);
   }
   // Tell the peers at once that this rank has left, in case they wait for it.
   // The life sign goes first, so that a peer whose operation fails then knows
   // why.
   life_signs->leave(internal::LifeSigns::End::left);
-  for (const auto& each : released) each->leave();
+  for (const auto& each : released) inside(each).leave();
   // Close the connections after all ranks have left, because a peer may still
   // be connecting to this rank. After kCloseTimeout close them in any case: a
   // peer that has not left notices then that this rank has.
   const bool parted =
       meeting->part(life_signs.get(), internal::Deadline::after(kCloseTimeout));
-  for (const auto& each : released) each->close();
+  for (const auto& each : released) inside(each).close();
   if (parted) return;
   meeting->part(life_signs.get(),
                 internal::Deadline::after(kPartTimeout - kCloseTimeout));
@@ -541,12 +545,12 @@ ProcessGroupGuard join_world(const std::string& backend,
   } catch (const internal::CalledBack&) {
     // So are the other ranks, or they are gone.
     life_signs->leave(internal::LifeSigns::End::failed);
-    if (made) made->close();
+    if (made) inside(made).close();
     throw;
   } catch (...) {
     meeting.remember_host();
     leave();
-    if (made) made->close();
+    if (made) inside(made).close();
     throw;
   }
   w.group = std::move(made);
@@ -615,9 +619,10 @@ void destroy_process_group(ProcessGroupPtr group) {
                                 group->name() + "' is destroyed already");
   }
   lock.unlock();
-  group->leave();
-  group->await_peers(internal::Deadline::after(group->timeout()));
-  group->close();
+  auto& ended = inside(group);
+  ended.leave();
+  ended.await_peers(internal::Deadline::after(group->timeout()));
+  ended.close();
 }
 
 bool is_initialized() {
@@ -633,7 +638,7 @@ ProcessGroupPtr default_group() {
         "the default process group is not initialised; call "
         "init_process_group() first");
   }
-  w.group->require_own_process();
+  inside(w.group).require_own_process();
   return w.group;
 }
 
@@ -740,7 +745,7 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     // and how often they were split off keep ours apart from each other.
     const auto origin =
         split_of("split/" + parent->name() + "/" + ranks_text(ranks) + "/" +
-                 std::to_string(parent->next_split(ranks)));
+                 std::to_string(inside(parent).next_split(ranks)));
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
     return make_subgroup(origin, *parent, rank, std::move(ranks),
                          options.backend, timeout);

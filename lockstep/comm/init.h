@@ -14,11 +14,10 @@ namespace lockstep {
 // The arguments of torch.distributed.init_process_group (PyTorch documentation,
 // "Distributed communication package", Initialization).
 struct InitProcessGroupOptions {
-  // ---- Behaviour: how the ranks find each other ----
+  // ---- How the ranks find each other ----
 
   // Where the ranks meet. Most programs leave it, and are started by a
-  // launcher. Must be empty if `store` is given. Default: empty, which is
-  // env://.
+  // launcher. Must be empty if `store` is given. Empty means env://.
   //   env://                 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
   //                          else what srun, mpirun or mpiexec say. If there
   //                          is neither this process is a world of its own; if
@@ -35,33 +34,33 @@ struct InitProcessGroupOptions {
   // How long init_process_group waits for the other ranks, and the timeout of
   // every collective that is given none. Lower it if a hang should be noticed
   // sooner; raise it if one rank may work for long while the others wait. More
-  // than 0; what is longer than 24 days means 24 days. Default: none, which is
-  // 30 minutes, as in Python.
+  // than 0; what is longer than 24 days means 24 days. None means 30 minutes,
+  // as in Python.
   std::optional<std::chrono::milliseconds> timeout{};
 
   // The number of ranks, and the rank of this process. For tcp://, file:// and
-  // `store`; with env:// they replace RANK and WORLD_SIZE. Default: -1, which
-  // means that init_method says it.
+  // `store`; with env:// they replace RANK and WORLD_SIZE. -1 means that
+  // init_method says it.
   int world_size{-1};
   int rank{-1};
 
   // A store that all ranks share, instead of an init_method; rank and
-  // world_size are then required. Default: null.
+  // world_size are then required.
   c10::intrusive_ptr<c10d::Store> store{};
 
   // ---- Debugging (not in Python) ----
 
   // Whether the ranks compare their calls: see ProcessGroup::checks_calls().
   // The same on all ranks, which refuse to join otherwise. Set it to true if
-  // ranks hang or get nonsense. Default: none, which is true if
-  // TORCH_DISTRIBUTED_DEBUG is DETAIL (in any case of its letters; other than
-  // OFF, INFO and DETAIL is refused).
+  // ranks hang or get nonsense. None means true if TORCH_DISTRIBUTED_DEBUG is
+  // DETAIL (in any case of its letters; other than OFF, INFO and DETAIL is
+  // refused).
   std::optional<bool> check_calls{};
 
   // Whether an exception that nobody catches is reported in one line on stderr
   // and to the launcher (record.h), instead of with LibTorch's stack frames. A
   // terminate handler that the program has set is called after that. Set it to
-  // false to leave the handling of such exceptions alone. Default: true.
+  // false to leave the handling of such exceptions alone.
   bool report_uncaught{true};
 };
 
@@ -177,14 +176,12 @@ c10::Device local_device();
 // The arguments of torch.distributed.new_group that have a meaning here. Most
 // programs need none of them.
 struct NewGroupOptions {
-  // ---- Behaviour ----
-
-  // The timeout of the new group's collectives. More than 0. Default: none,
-  // which is the default group's.
+  // The timeout of the new group's collectives. More than 0. None means the
+  // default group's.
   std::optional<std::chrono::milliseconds> timeout{};
 
   // As for init_process_group. Set it if the new group should use another
-  // backend. Default: empty, which is the default group's.
+  // backend. Empty means the default group's.
   std::string backend{};
 };
 
@@ -216,13 +213,10 @@ ProcessGroupPtr new_subgroups(int group_size,
                               const NewGroupOptions& options = {});
 
 struct SplitGroupOptions {
-  // ---- Behaviour ----
-
   // The group to divide. Null means the default group.
   ProcessGroupPtr parent{};
 
-  // As in NewGroupOptions. Default: none and empty, which are those of the
-  // parent.
+  // As in NewGroupOptions. None and empty mean those of the parent.
   std::optional<std::chrono::milliseconds> timeout{};
   std::string backend{};
 };

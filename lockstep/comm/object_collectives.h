@@ -27,8 +27,6 @@ using Object = nlohmann::json;
 
 // Group and timeout as in CollectiveOptions (collective_options.h).
 struct ObjectOptions {
-  // ---- Behaviour ----
-
   ProcessGroupPtr group{};
   std::optional<std::chrono::milliseconds> timeout{};
 };

@@ -24,8 +24,8 @@ struct Shard {
 
   // The size of dimension `dim` of the whole tensor; give it if the ranks
   // cannot have equal parts. They then have the parts of torch::chunk(), as
-  // scatter_to_tensor_group() gives them. Default: none, which is the size of
-  // this rank's part, as often as there are ranks.
+  // scatter_to_tensor_group() gives them. None means the size of this rank's
+  // part, as often as there are ranks.
   std::optional<int64_t> size{};
 };
 

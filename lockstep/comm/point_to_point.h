@@ -42,18 +42,15 @@ namespace lockstep {
 inline constexpr int kAnySource = -1;
 
 struct PointToPointOptions {
-  // ---- Behaviour ----
-
   // Null means the default group.
   ProcessGroupPtr group{};
 
   // The receive with the same tag gets the message; 0 to kMaxTag. Set it if
   // messages between two ranks are received in another order than they are
-  // sent. NCCL has no tags. Default: 0.
+  // sent. NCCL has no tags.
   int tag{0};
 
-  // How long the message may take; more than 0. Default: none, which is the
-  // group's timeout.
+  // How long the message may take; more than 0. None means the group's timeout.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 inline constexpr int kMaxTag = (1 << 30) - 1;

@@ -3,21 +3,15 @@
 #include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
-
-#include "lockstep/base/process_mark.h"
-#include "lockstep/comm/life_signs.h"
-#include "lockstep/trace/flight_recorder.h"
 
 namespace lockstep {
 
@@ -27,8 +21,7 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout =
     ::kBackendDefaultTimeout;
 
 namespace internal {
-class Deadline;
-class DirectReduce;
+class GroupInside;
 }  // namespace internal
 
 inline constexpr const char* kDefaultGroupName = "default_pg";
@@ -47,16 +40,6 @@ inline constexpr const char* kDefaultGroupName = "default_pg";
 class ProcessGroup {
  public:
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
-
-  // `global_ranks[i]` is the rank in the default group of this group's rank i.
-  // `life_signs` are those of the default group, or none.
-  ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
-               std::chrono::milliseconds timeout,
-               c10::intrusive_ptr<c10d::Store> store,
-               std::shared_ptr<internal::LifeSigns> life_signs,
-               Backends backends, std::string backend_config,
-               bool checks_calls);
-  ~ProcessGroup();
 
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -88,24 +71,6 @@ class ProcessGroup {
   // not compared.
   bool checks_calls() const { return checks_calls_; }
 
-  // Numbers the collectives of this group from 1, in the order in which they
-  // are called; equal on all ranks as long as the ranks make the same calls.
-  uint64_t next_sequence_number() { return ++sequence_number_; }
-  // Numbers the collectives without reductions of buckets: CurrentCall::entry.
-  uint64_t next_entry() { return ++entries_; }
-  // Numbers the roll calls (roll_call.h).
-  uint64_t next_roll_call() { return ++roll_calls_; }
-  // Numbers the groups that split_group() makes of the same `ranks` of this
-  // group. Only these ranks count, so that the others need not call.
-  uint64_t next_split(const std::vector<int>& ranks);
-
-  // The last operations of this group (docs/flight-recorder.md). Code that does
-  // not go through run_collective() begins and ends its own record here. Never
-  // null; shared with operations that outlive the group.
-  const std::shared_ptr<internal::FlightRecorder>& flight() const {
-    return flight_;
-  }
-
   // The group's own part of the store. A rank that asks in vain for a key is
   // told if a rank of the group is gone (watched_store.h).
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
@@ -115,20 +80,8 @@ class ProcessGroup {
   // thread may call; may ask the store.
   std::string failed_peers() const;
 
-  // Whether this is the copy in a child process that was forked after the group
-  // was made.
-  bool is_foreign() const { return made_in_.is_foreign(); }
-  // Throws std::runtime_error if is_foreign().
-  void require_own_process() const {
-    if (made_in_.is_foreign()) refuse_in_child();
-  }
-
   // The backends that new groups get: "cpu:gloo" or "cpu:gloo,cuda:nccl".
   const std::string& backend_config() const { return backend_config_; }
-
-  // Whether the CPU backend itself notices when any peer goes, and says so in
-  // its errors.
-  bool hears_departures() const;
 
   // Throws std::invalid_argument if the group has no backend for tensors of
   // `type` (it names the device types that there are) or was destroyed;
@@ -138,66 +91,35 @@ class ProcessGroup {
     return backends_.contains(type);
   }
 
-  // The CPU backend's shortest way to reduce; nullptr if it has none, or the
-  // group was destroyed.
-  internal::DirectReduce* direct_reduce() const { return direct_reduce_; }
-
   // The device of tensors that only the library sees: the CPU if the group has
   // a backend for it, otherwise the device type of its first backend.
   c10::Device control_device() const;
-
-  // If ranks share memory, waits for pending operations and tells the peers
-  // that this rank has left: operations in which they still wait for it fail at
-  // once. Later calls throw an error that says so. No other thread may use the
-  // group meanwhile.
-  void leave();
 
   // Leaves the peers at once: operations in which they wait for this rank fail.
   // Operations that are pending here may stay pending. The group is of no use
   // afterwards. `cause` tells which rank failed first and how: peers that share
   // memory with this rank throw these words, up to 443 bytes. If it is empty
-  // they throw what keep_cause() was given; if that is empty they name this
-  // rank.
+  // they are told why an operation of this rank failed before, if another rank
+  // was the cause, and otherwise they name this rank.
   void abort(const std::string& cause = {});
 
-  // Says that an operation of this rank, in whatever group, failed because of
-  // other ranks. If this rank then ends, peers that share memory with it blame
-  // `cause` ("rank 3 died"), and not this rank. The first cause counts; the
-  // group goes on. Any thread.
-  void keep_cause(const std::string& cause);
-
-  // Blocks until the peers have connected to this rank, too, or the deadline is
-  // over. Returns at once if a peer is gone, or the group was aborted.
-  void await_peers(const internal::Deadline& deadline) const;
-
-  // Calls leave() and then releases the backends, unless they were aborted;
-  // blocks as their destructors do.
-  void close();
-
  private:
-  [[noreturn]] void refuse_in_child() const;
+  friend class internal::GroupInside;
 
-  const internal::ProcessMark made_in_{};
+  ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
+               std::chrono::milliseconds timeout,
+               c10::intrusive_ptr<c10d::Store> store, Backends backends,
+               std::string backend_config, bool checks_calls);
+  ~ProcessGroup() = default;
+
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
   std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<internal::LifeSigns> life_signs_;
   Backends backends_;
-  internal::DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   std::string backend_config_;
   bool checks_calls_;
-  bool closed_ = false;
-  bool aborted_ = false;
-  std::mutex cause_mutex_;
-  std::string cause_;  // the first one given to keep_cause()
-  std::shared_ptr<internal::FlightRecorder> flight_;
-  std::atomic<uint64_t> sequence_number_{0};
-  std::atomic<uint64_t> entries_{0};
-  std::atomic<uint64_t> roll_calls_{0};
-  std::mutex splits_mutex_;
-  std::map<std::vector<int>, uint64_t> splits_;
 };
 
 // A handle of a process group; copies share the group. It is one of three

@@ -8,6 +8,7 @@
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/direct_reduce.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/step_in_caller.h"
 #include "lockstep/trace/span.h"
 
@@ -73,7 +74,7 @@ internal::DirectReduce* direct_way(const internal::Call& call,
       call.group->checks_calls() || internal::Span::observed()) {
     return nullptr;
   }
-  return call.group->direct_reduce();
+  return internal::inside(call.group).direct_reduce();
 }
 
 void all_reduce_directly(internal::DirectReduce& direct, internal::Call& call,

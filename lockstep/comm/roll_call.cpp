@@ -2,6 +2,7 @@
 
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gather_texts.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
@@ -45,7 +46,7 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
     return std::vector<std::string>(group.size(), text);
   }
   auto& store = *group.store();
-  const uint64_t number = group.next_roll_call();
+  const uint64_t number = inside(group).next_roll_call();
   // If another rank has given up, the roll call ends for all ranks, even if
   // every rank has come since.
   const auto look = [&] {

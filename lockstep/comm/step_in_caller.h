@@ -6,6 +6,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/flight_recorder.h"
 
@@ -28,13 +29,15 @@ class StepInCaller {
                  .dtype = type,
                  .function = user_function()},
         scope_(&current_),
-        record_(call.group->flight()->begin({.operation = call.operation,
-                                             .dtype = extent.dtype,
-                                             .reduce_op = call.reduce_op,
-                                             .number = call.number,
-                                             .in_elements = extent.in,
-                                             .out_elements = extent.out},
-                                            FlightState::started, now_)) {}
+        record_(inside(call.group)
+                    .flight()
+                    ->begin({.operation = call.operation,
+                             .dtype = extent.dtype,
+                             .reduce_op = call.reduce_op,
+                             .number = call.number,
+                             .in_elements = extent.in,
+                             .out_elements = extent.out},
+                            FlightState::started, now_)) {}
   // Without succeed() the collective has failed.
   ~StepInCaller() { end(/*failed=*/true); }
   StepInCaller(const StepInCaller&) = delete;
@@ -49,12 +52,12 @@ class StepInCaller {
 
  private:
   static Call& numbered(Call& call) {
-    call.number = call.group->next_sequence_number();
-    call.entry = call.group->next_entry();
+    call.number = inside(call.group).next_sequence_number();
+    call.entry = inside(call.group).next_entry();
     return call;
   }
   void end(bool failed) {
-    call_.group->flight()->end(std::exchange(record_, 0), failed);
+    inside(call_.group).flight()->end(std::exchange(record_, 0), failed);
   }
 
   Call& call_;

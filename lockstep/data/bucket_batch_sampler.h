@@ -13,33 +13,30 @@
 namespace lockstep {
 
 struct BucketBatchSamplerOptions {
-  // ---- Behaviour ----
-
-  // Samples in each batch, on each rank. Default: 1.
+  // Samples in each batch, on each rank.
   int64_t batch_size{1};
 
   // The lengths at which one bucket ends and the next begins, ascending: n
   // boundaries make n + 1 buckets, and a sample whose length equals a boundary
-  // is in the bucket above it. A batch has samples of one bucket. Default:
-  // none, which means windows.
+  // is in the bucket above it. A batch has samples of one bucket. If
+  // they are empty, `window` counts.
   std::vector<int64_t> boundaries{};
 
   // How many steps' samples are sorted by length together. A large window makes
   // the lengths within a batch more alike, and the batches of two epochs, too.
-  // Not together with boundaries. Default: none, which is 100.
+  // Not together with boundaries. None means 100.
   std::optional<int64_t> window{};
 
   // Whether every epoch has a new order; otherwise buckets follow each other
-  // and samples keep the dataset's own order, apart from the sorting. Default:
-  // true.
+  // and samples keep the dataset's own order, apart from the sorting.
   bool shuffle{true};
 
   // Epoch e is shuffled by generator seed `seed + e`. Must be the same on all
-  // ranks. Default: 0.
+  // ranks.
   int64_t seed{0};
 
   // Whether to leave out batches that would be smaller: up to one in each
-  // bucket, or one at the end of the last window. Default: false.
+  // bucket, or one at the end of the last window.
   bool drop_last{false};
 
   // As in DistributedSamplerOptions. Most programs leave both.
@@ -50,7 +47,7 @@ struct BucketBatchSamplerOptions {
   // does not divide them. If it is true, some are repeated, so that every rank
   // has a batch of the same size. If it is false, each sample is visited once,
   // and ranks may differ by a sample, or by a whole batch in each bucket; see
-  // DistributedSamplerOptions. Default: true.
+  // DistributedSamplerOptions.
   bool pad{true};
 };
 

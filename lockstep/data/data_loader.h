@@ -33,47 +33,46 @@ struct DataLoaderOptions {
   // ---- Behaviour ----
 
   // Samples in each batch, on this rank. Leave it out if the sampler makes the
-  // batches. Default: 1.
+  // batches.
   int64_t batch_size{1};
 
   // Whether to leave out a last batch that would be smaller. Set it to true if
-  // the model needs batches of one size. Default: false.
+  // the model needs batches of one size.
   bool drop_last{false};
 
   // Makes the seeds of samples, together with epoch and place, for a dataset
-  // that takes them (SampleSeed). Must be the same on all ranks. Default: 0.
+  // that takes them (SampleSeed). Must be the same on all ranks.
   int64_t seed{0};
 
   // Where the loop gets the tensors of its batches. With workers they are
   // copied ahead, from pinned memory and on a stream of their own, while the
   // loop computes: num_workers * prefetch_factor batches are then in the
   // device's memory. Without workers the copy is queued on the loop's stream.
-  // Default: none, which leaves tensors where they are.
+  // None means that tensors stay where they are.
   std::optional<at::Device> device{};
 
   // ---- Performance ----
 
   // Threads that fetch batches ahead. With 0 the thread of the loop fetches
   // each batch when the loop asks for it. Raise it if the loop waits for data;
-  // the dataset must then allow calls from several threads. Default: 0.
+  // the dataset must then allow calls from several threads.
   int64_t num_workers{0};
 
   // Batches fetched ahead for each worker, so num_workers * prefetch_factor in
   // all. They take up this rank's memory. Raise it if the time to fetch a batch
-  // varies much. Default: 2.
+  // varies much.
   int64_t prefetch_factor{2};
 
   // Whether the tensors of batches are in pinned memory, from which
   // `batch.data.to(device, dtype, /*non_blocking=*/true)` does not block. Has
   // no effect without a GPU. `device` pins by itself if there are workers.
-  // Default: false.
   bool pin_memory{false};
 
   // ---- Debugging ----
 
   // The longest time that the loop waits for one batch from the workers; then
   // it throws std::runtime_error. Set it if the dataset may get stuck. More
-  // than 0, and only with workers. Default: none, which means no limit.
+  // than 0, and only with workers. None means no limit.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 

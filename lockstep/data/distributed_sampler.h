@@ -14,23 +14,23 @@ struct DistributedSamplerOptions {
   // ---- Behaviour ----
 
   // The number of parts that the dataset is split into, and the part of this
-  // process. Most programs leave both. Default: none, which is world size and
-  // rank of the default process group; 1 and 0 in a process that was started
-  // alone and has no group.
+  // process. Most programs leave both. None means world size and rank of the
+  // default process group; 1 and 0 in a process that was started alone and has
+  // no group.
   std::optional<int64_t> num_replicas{};
   std::optional<int64_t> rank{};
 
   // Whether every epoch has a new order; otherwise samples keep the dataset's
-  // own order. Set it to false for evaluation. Default: true.
+  // own order. Set it to false for evaluation.
   bool shuffle{true};
 
   // Epoch e is shuffled by generator seed `seed + e`. Must be the same on all
-  // ranks. Default: 0.
+  // ranks.
   int64_t seed{0};
 
   // If num_replicas does not divide the number of samples: leave out the end of
   // the order (true), or repeat samples from its start (false). Either way
-  // every rank visits the same number of samples. Default: false.
+  // every rank visits the same number of samples.
   bool drop_last{false};
 
   // ---- Beyond Python ----
@@ -40,7 +40,7 @@ struct DistributedSamplerOptions {
   // drop_last this option has no effect. Set it to false for evaluation. Ranks
   // then differ by up to one sample, and may differ by one batch: do not call a
   // collective inside the loop (the backward of DistributedDataParallel calls
-  // some), but reduce sums and counts after it. Default: true.
+  // some), but reduce sums and counts after it.
   bool pad{true};
 };
 

@@ -13,11 +13,11 @@ struct DistributedWeightedSamplerOptions {
   std::optional<int64_t> num_replicas{};
   std::optional<int64_t> rank{};
 
-  // Whether a sample can be drawn several times in an epoch. Default: true.
+  // Whether a sample can be drawn several times in an epoch.
   bool replacement{true};
 
   // Epoch e is drawn by generator seed `seed + e`. Must be the same on all
-  // ranks. Default: 0.
+  // ranks.
   int64_t seed{0};
 
   // As in DistributedSamplerOptions, about the `num_samples` that are drawn.

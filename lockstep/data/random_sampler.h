@@ -12,15 +12,15 @@ namespace lockstep {
 // generator.
 struct RandomSamplerOptions {
   // Whether each sample is drawn from the whole dataset, so that some come
-  // twice and others not at all. Default: false.
+  // twice and others not at all.
   bool replacement{false};
 
   // The number of samples in an epoch, 1 or more. Without replacement a number
-  // above the dataset's size goes through several whole orders. Default: none,
-  // which is the dataset's size.
+  // above the dataset's size goes through several whole orders. None means the
+  // dataset's size.
   std::optional<int64_t> num_samples{};
 
-  // Epoch e is drawn by generator seed `seed + e`. Default: 0.
+  // Epoch e is drawn by generator seed `seed + e`.
   int64_t seed{0};
 };
 

@@ -8,7 +8,7 @@
 namespace lockstep {
 
 struct SubsetRandomSamplerOptions {
-  // Epoch e is drawn by generator seed `seed + e`. Default: 0.
+  // Epoch e is drawn by generator seed `seed + e`.
   int64_t seed{0};
 };
 

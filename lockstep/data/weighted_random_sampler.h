@@ -10,10 +10,10 @@ namespace lockstep {
 // The arguments of torch.utils.data.WeightedRandomSampler, and a seed instead
 // of its generator.
 struct WeightedRandomSamplerOptions {
-  // Whether a sample can be drawn several times in an epoch. Default: true.
+  // Whether a sample can be drawn several times in an epoch.
   bool replacement{true};
 
-  // Epoch e is drawn by generator seed `seed + e`. Default: 0.
+  // Epoch e is drawn by generator seed `seed + e`.
   int64_t seed{0};
 };
 

@@ -16,19 +16,16 @@ namespace lockstep {
 // The options of torch.multiprocessing.spawn (PyTorch documentation) that have
 // a meaning here, and grace_period.
 struct SpawnOptions {
-  // ---- Behaviour ----
-
   // Whether spawn() waits for all processes before it returns. If false, it
   // returns a SpawnContext that holds them and must be kept: its destructor
   // kills them. Set it to false if this process has other work to do meanwhile.
-  // Default: true.
   bool join{true};
 
   // After one process has failed: how long the others may go on before they get
   // SIGTERM, and again how long until they get SIGKILL. This is grace_period of
   // Python's ProcessContext.join. Set it if the processes save something when
-  // they get SIGTERM. More than 0. Default: none, which is SIGTERM at once and
-  // SIGKILL 0.5 s later, as `lockstep run` does (Python waits 30 s there).
+  // they get SIGTERM. More than 0. None means SIGTERM at once and SIGKILL 0.5 s
+  // later, as `lockstep run` does (Python waits 30 s there).
   std::optional<std::chrono::milliseconds> grace_period{};
 };
 

@@ -5,14 +5,11 @@
 namespace lockstep::metrics {
 
 struct AccuracyOptions {
-  // ---- Behaviour ----
-
   // A sample is right if its target is among the classes with the top_k highest
-  // scores; 1 or more. Among equal scores at::topk() chooses. Default: 1.
+  // scores; 1 or more. Among equal scores at::topk() chooses.
   int64_t top_k{1};
 
   // Samples with this target do not count, as in torch.nn.CrossEntropyLoss.
-  // Default: -100.
   int64_t ignore_index{-100};
 
   // As MetricOptions::group.

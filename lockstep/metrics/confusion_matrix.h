@@ -5,12 +5,10 @@
 namespace lockstep::metrics {
 
 struct ConfusionMatrixOptions {
-  // ---- Behaviour ----
-
   // 1 or more. Required.
   int64_t num_classes{0};
 
-  // Samples with this target do not count. Default: -100.
+  // Samples with this target do not count.
   int64_t ignore_index{-100};
 
   // As MetricOptions::group.

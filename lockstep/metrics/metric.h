@@ -48,8 +48,6 @@ namespace lockstep::metrics {
 // kind with the same options cannot be told apart: call their compute() in the
 // same order on all ranks, or their sums are mixed. Threads: one at a time.
 struct MetricOptions {
-  // ---- Behaviour ----
-
   // The ranks whose samples count. Null means the default group.
   ProcessGroupPtr group{};
 };

@@ -5,10 +5,7 @@
 namespace lockstep::metrics {
 
 struct PerplexityOptions {
-  // ---- Behaviour ----
-
   // Tokens with this target do not count, as in torch.nn.CrossEntropyLoss.
-  // Default: -100.
   int64_t ignore_index{-100};
 
   // As MetricOptions::group.

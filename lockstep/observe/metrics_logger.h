@@ -14,14 +14,13 @@ namespace lockstep {
 struct MetricsLoggerOptions {
   // ---- Behaviour ----
 
-  // Whether an existing file is emptied. Default: false, rows are
-  // appended to it, so that a training that is started again goes on; call
-  // resume(), or let a snapshot do so, or a step that it trains again is in the
-  // file twice.
+  // Whether an existing file is emptied. If it is not, rows are appended to it,
+  // so that a training that is started again goes on; call resume(), or let a
+  // snapshot do so, or a step that it trains again is in the file twice.
   bool overwrite{false};
 
   // Whether each rank writes a file, in the folder rank_<rank> beside where the
-  // file would be. Default: false, only rank 0 writes.
+  // file would be. If not, only rank 0 writes.
   bool every_rank{false};
 
   // ---- Performance ----

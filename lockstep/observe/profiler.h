@@ -17,30 +17,30 @@ namespace lockstep {
 // with_flops are left out.
 struct ProfilerOptions {
   // Each rank writes FOLDER/rank<R>.<N>.pt.trace.json, where N is the number of
-  // the first recorded step. R is its rank in `group`; if there was no group
-  // at the construction, its rank in the default group by then, else that of
-  // the launcher's variable RANK, else 0. The constructor makes the folder if
-  // it is missing. Its name must be UTF-8 without control characters, quotation
-  // marks, backslashes and "://", which Kineto cannot write. Default: "traces".
+  // the first recorded step. R is its rank in `group`; if there was no group at
+  // the construction, its rank in the default group by then, else that of the
+  // launcher's variable RANK, else 0. The constructor makes the folder if it is
+  // missing. Its name must be UTF-8 without control characters, quotation
+  // marks, backslashes and "://", which Kineto cannot write.
   std::string folder{"traces"};
 
-  // Which steps are recorded. The same on all ranks. Default: none, which
-  // records from the construction to stop() in one trace, as in Python.
+  // Which steps are recorded. The same on all ranks. None means the steps from
+  // the construction to stop() are recorded in one trace, as in Python.
   std::optional<ProfilerSchedule> schedule{};
 
   // Adds shapes and dtypes of the operators' inputs, and the attributes of
-  // Lockstep's spans. Costs time for each operator. Default: false.
+  // Lockstep's spans. Costs time for each operator.
   bool record_shapes{false};
-  // Adds each allocation and free of a tensor's memory. Default: false.
+  // Adds each allocation and free of a tensor's memory.
   bool profile_memory{false};
 
   // Also writes FOLDER/rank<R>.<N>.pt.et.json, the execution trace of the same
   // steps: every operator with its inputs, which tools replay (torch.profiler,
-  // ExecutionTraceObserver). Default: false.
+  // ExecutionTraceObserver).
   bool execution_trace{false};
 
   // Called with the path of a trace when it has been written, in step() or
-  // stop(). What it throws comes out of that function. Default: none.
+  // stop(). What it throws comes out of that function.
   std::function<void(const std::string& file)> on_trace_ready{};
 
   // The ranks whose clocks are compared; null is the default group, or this
@@ -48,8 +48,7 @@ struct ProfilerOptions {
   ProcessGroupPtr group{};
   // Whether the ranks compare their clocks, so that the traces of several hosts
   // can be laid over each other. It makes the construction and the end of a
-  // cycle collective. Set it to false to profile on some ranks only. Default:
-  // true.
+  // cycle collective. Set it to false to profile on some ranks only.
   bool compare_clocks{true};
 };
 

@@ -10,18 +10,18 @@ namespace lockstep {
 // `warmup` steps in which Kineto prepares to record, and `active` steps that
 // are recorded. At the end of a cycle its trace is written.
 struct ProfilerSchedule {
-  // Default: 0. Zero or more.
+  // Zero or more.
   int64_t wait{0};
-  // Default: 1, so that what Kineto does at its first start is not recorded.
-  // (In Python it must be given.) Zero or more.
+  // Zero or more. With 1, what Kineto does at its first start is not recorded.
+  // (In Python it must be given.)
   int64_t warmup{1};
-  // Default: 1. One or more.
+  // One or more.
   int64_t active{1};
-  // How many cycles there are. Default: 0, which means no limit.
+  // How many cycles there are. 0 means no limit.
   int64_t repeat{0};
-  // Default: 0. Zero or more.
+  // Zero or more.
   int64_t skip_first{0};
-  // Whether the first cycle has no `wait` steps. Default: false.
+  // Whether the first cycle has no `wait` steps.
   bool skip_first_wait{false};
 };
 

@@ -49,15 +49,15 @@ struct SummaryWriterOptions {
 
   // For a training that was killed and goes on at this step, in the same
   // log_dir: TensorBoard hides what the earlier files have of this step and of
-  // later ones. Default: none.
+  // later ones.
   std::optional<int64_t> purge_step{};
 
-  // Is appended to the name of each file. Default: none.
+  // Is appended to the name of each file.
   std::string filename_suffix{};
 
   // Whether each rank writes, into the folder rank_<rank> of `log_dir`, which
   // must be given then. TensorBoard shows each such folder as a run of its own.
-  // Default: false, only rank 0 writes.
+  // If not, only rank 0 writes.
   bool every_rank{false};
 
   // ---- Performance ----

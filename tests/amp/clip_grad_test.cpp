@@ -153,6 +153,13 @@ TEST(ClipGrad, NoGradientsHaveNorm0) {
   clip_grad_value_({torch::ones({2})}, 1.0);
 }
 
+TEST(ClipGrad, TakesOneTensorAsPythonDoes) {
+  const auto parameter = with_gradients({torch::tensor({3.0, 4.0})}).front();
+  EXPECT_EQ(get_total_norm(parameter.grad()).item<float>(), 5);
+  EXPECT_EQ(clip_grad_norm_(parameter, 2.5).item<float>(), 5);
+  EXPECT_NEAR(parameter.grad()[1].item<double>(), 2, 1e-6);
+}
+
 TEST(ClipGrad, RefusesBoundsThatAreNone) {
   auto parameters = with_gradients({torch::ones({2})});
   EXPECT_THAT(

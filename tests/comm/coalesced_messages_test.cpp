@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/comm/work_queue.h"
 #include "tests/comm/failure_of.h"
@@ -70,10 +71,10 @@ class CoalescingBackend final : public c10d::Backend {
 
 TEST(CoalescedMessages, ABatchIsStartedAsOne) {
   auto backend = c10::make_intrusive<CoalescingBackend>();
-  const auto group = std::make_shared<ProcessGroup>(
+  const ProcessGroupPtr group(std::make_shared<GroupInside>(
       "1", 0, std::vector<int>{0, 1, 2}, std::chrono::seconds(5),
       c10::make_intrusive<c10d::HashStore>(), nullptr,
-      ProcessGroup::Backends{{c10::kCPU, backend}}, "cpu:coalescing", false);
+      ProcessGroup::Backends{{c10::kCPU, backend}}, "cpu:coalescing", false));
   auto arrives = at::zeros({3});
   const P2POp receive{.op = P2POp::Kind::irecv,
                       .tensor = arrives,

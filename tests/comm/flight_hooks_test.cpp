@@ -7,6 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
@@ -26,7 +27,7 @@ FlightRecord last_record(const FlightRecorder& flight) {
 
 WORLD_TEST(FlightHooks, CollectivesRecordWhatRanksMustAgreeOn, 1, 2) {
   auto group = init_process_group("gloo", {.timeout = seconds(30)});
-  const auto& flight = *group->flight();
+  const auto& flight = *inside(group).flight();
   const int last = world.size - 1;
   const auto tensor = at::ones({2, 3});
 
@@ -75,11 +76,11 @@ WORLD_TEST(FlightHooks, AsynchronousEndIsRecordedBeforeAnyoneWaits, 2) {
   auto tensor = at::ones({100});
   auto work = all_reduce(tensor, {.async_op = true});
   const auto deadline = Deadline::after(seconds(20));
-  while (last_record(*group->flight()).state != FlightState::completed &&
+  while (last_record(*inside(group).flight()).state != FlightState::completed &&
          !deadline.expired()) {
     std::this_thread::sleep_for(milliseconds(1));
   }
-  EXPECT_EQ(last_record(*group->flight()).state, FlightState::completed);
+  EXPECT_EQ(last_record(*inside(group).flight()).state, FlightState::completed);
   work->wait();
   EXPECT_EQ(tensor[0].item<float>(), 2);
 }
@@ -93,13 +94,13 @@ WORLD_TEST(FlightHooks, MessagesAreRecordedWithTheirPeer, 2) {
   } else {
     irecv(tensor, peer)->wait();
   }
-  const auto record = last_record(*group->flight());
+  const auto record = last_record(*inside(group).flight());
   EXPECT_STREQ(record.call.operation, world.rank == 0 ? "send" : "irecv");
   EXPECT_EQ(record.call.number, 0u);
   EXPECT_EQ(record.call.peer, peer);
   EXPECT_EQ(record.call.in_elements, world.rank == 0 ? 5u : 0u);
   EXPECT_EQ(record.state, FlightState::completed);
-  EXPECT_EQ(group->flight()->last_number(), 0u);
+  EXPECT_EQ(inside(group).flight()->last_number(), 0u);
 }
 
 WORLD_TEST(FlightHooks, FailedCallIsRecordedAndItsErrorNamesTheFile, 2) {
@@ -108,7 +109,7 @@ WORLD_TEST(FlightHooks, FailedCallIsRecordedAndItsErrorNamesTheFile, 2) {
     EXPECT_THAT([] { monitored_barrier({.timeout = milliseconds(100)}); },
                 ThrowsMessage<c10::DistBackendError>(HasSubstr(
                     "; flight record: " + (world.folder / "flight").string())));
-    EXPECT_EQ(last_record(*group->flight()).state, FlightState::failed);
+    EXPECT_EQ(last_record(*inside(group).flight()).state, FlightState::failed);
     group->store()->set("failed", std::vector<uint8_t>{1});
   } else {
     group->store()->wait({"failed"}, seconds(30));

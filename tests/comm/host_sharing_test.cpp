@@ -12,6 +12,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/trace/span.h"
 #include "tests/comm/contract/tensors.h"
@@ -128,7 +129,7 @@ WORLD_TEST(BucketReductionByAllReduce, LeavesAWorldOfOneAlone, 1) {
   EXPECT_EQ(reduction->advance(), 1u);
   reduction->finish();
   EXPECT_TRUE(buckets[0].flat.equal(at::full({5}, 3.0f)));
-  EXPECT_EQ(group->flight()->last_id(), 0u);
+  EXPECT_EQ(inside(group).flight()->last_id(), 0u);
 }
 
 WORLD_TEST(BucketReductionOverTheHost, OwnedElementsHoldTheResult, 2, 3) {
@@ -220,7 +221,8 @@ WORLD_TEST(BucketReductionOverTheHost, TakesFloatingTensorsOfTheCpu, 1) {
 
 FlightRecord last_record(const ProcessGroupPtr& group) {
   FlightRecord record{};
-  EXPECT_TRUE(group->flight()->read(group->flight()->last_id(), record));
+  EXPECT_TRUE(
+      inside(group).flight()->read(inside(group).flight()->last_id(), record));
   return record;
 }
 
@@ -238,7 +240,7 @@ WORLD_TEST(BucketReductionOverTheHost, RoundsAreRecordedAsOneCollective, 2) {
   EXPECT_EQ(record.state, FlightState::started);
   reduction->publish(0);
   reduction->begin(1, 2);  // abandons the first
-  EXPECT_TRUE(group->flight()->read(record.id, record));
+  EXPECT_TRUE(inside(group).flight()->read(record.id, record));
   EXPECT_EQ(record.state, FlightState::failed);
   reduction->publish(0);
   reduction->publish(1);

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/metrics/metrics.h"
 #include "tests/harness/process_world.h"
@@ -147,11 +148,11 @@ WORLD_TEST(Metrics, NoSamplesAnywhereAreNoNumber, 1, 2, 3) {
 WORLD_TEST(Metrics, ComputeIsOneCollectiveAndUpdateNone, 2) {
   const auto group = init_process_group();
   metrics::ConfusionMatrix matrix({.num_classes = 3});
-  const auto before = group->next_sequence_number();
+  const auto before = inside(group).next_sequence_number();
   matrix.update(torch::rand({4, 3}), torch::zeros({4}, at::kLong));
-  EXPECT_EQ(group->next_sequence_number(), before + 1);
+  EXPECT_EQ(inside(group).next_sequence_number(), before + 1);
   matrix.compute();
-  EXPECT_EQ(group->next_sequence_number(), before + 3);
+  EXPECT_EQ(inside(group).next_sequence_number(), before + 3);
 }
 
 // A batch without samples has NaN as its mean.

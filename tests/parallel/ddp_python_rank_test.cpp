@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"
@@ -280,11 +281,11 @@ void train_all_here(const World& world, const fs::path& folder) {
     auto recording = c10::make_intrusive<RecordingBackend>(
         c10::intrusive_ptr<c10d::Backend>::reclaim_copy(
             &group->backend(c10::kCPU)));
-    auto recorded = std::make_shared<ProcessGroup>(
+    const ProcessGroupPtr recorded(std::make_shared<GroupInside>(
         group->name(), group->rank(), group->global_ranks(), group->timeout(),
         group->store(), /*life_signs=*/nullptr,
         ProcessGroup::Backends{{c10::kCPU, recording}}, group->backend_config(),
-        /*checks_calls=*/false);
+        /*checks_calls=*/false));
     // Without init_sync all ranks must begin alike.
     auto net = make_net(job.model, job.options.init_sync ? world.rank : 0);
     auto options = job.options;

@@ -22,6 +22,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/point_to_point.h"
@@ -55,7 +56,7 @@ struct Training {
 };
 
 std::string number() {
-  return "#" + std::to_string(default_group()->flight()->last_number());
+  return "#" + std::to_string(inside(default_group()).flight()->last_number());
 }
 
 // A program that has lost its group ends with an exception, so no rank waits

@@ -6,6 +6,7 @@
 
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/piece.h"
@@ -40,16 +41,18 @@ class SharedBuckets final : public BucketReduction {
   void begin(int64_t iteration, double divisor) override {
     refuse_in_child(made_in_);
     end_record(/*failed=*/true);  // if one was abandoned
-    current_.number = call_.number = call_.group->next_sequence_number();
+    current_.number = call_.number = inside(call_.group).next_sequence_number();
     const auto now = Deadline::Clock::now();
     started_ = Deadline::after(call_.timeout, now);
-    record_ = call_.group->flight()->begin({.operation = call_.operation,
-                                            .dtype = dtype_,
-                                            .reduce_op = "SUM",
-                                            .number = call_.number,
-                                            .in_elements = elements_,
-                                            .out_elements = elements_},
-                                           FlightState::started, now);
+    record_ = inside(call_.group)
+                  .flight()
+                  ->begin({.operation = call_.operation,
+                           .dtype = dtype_,
+                           .reduce_op = "SUM",
+                           .number = call_.number,
+                           .in_elements = elements_,
+                           .out_elements = elements_},
+                          FlightState::started, now);
     checked([&] { exchange_->begin(iteration, divisor); });
   }
   void abandon() override {
@@ -116,7 +119,7 @@ class SharedBuckets final : public BucketReduction {
     }
   }
   void end_record(bool failed) {
-    call_.group->flight()->end(std::exchange(record_, 0), failed);
+    inside(call_.group).flight()->end(std::exchange(record_, 0), failed);
   }
 
   const ProcessMark made_in_{};

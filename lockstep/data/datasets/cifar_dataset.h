@@ -14,9 +14,7 @@ class CifarFiles;
 }
 
 struct Cifar10Options {
-  // ---- Behaviour ----
-
-  // Whether to read the training files, or the test file. Default: true.
+  // Whether to read the training files, or the test file.
   bool train{true};
 };
 
@@ -47,13 +45,10 @@ class Cifar10Dataset {
 };
 
 struct Cifar100Options {
-  // ---- Behaviour ----
-
-  // Whether to read the training file, or the test file. Default: true.
+  // Whether to read the training file, or the test file.
   bool train{true};
 
   // Whether the target is the coarse label (20 classes), or the fine one (100).
-  // Default: false.
   bool coarse{false};
 };
 

@@ -34,31 +34,28 @@ class CsvColumn {
 };
 
 struct CsvOptions {
-  // ---- Behaviour ----
-
-  // Whether the first line has the names of the columns. Default: none, which
-  // is true, except that a first line with numbers alone in the columns that
-  // are read (or empty fields, if `missing` is set) is an error, unless the
-  // line is 0, 1 and so on, as tools write it for columns without names.
+  // Whether the first line has the names of the columns. None means true,
+  // except that a first line with numbers alone in the columns that are read
+  // (or empty fields, if `missing` is set) is an error, unless the line is 0, 1
+  // and so on, as tools write it for columns without names.
   std::optional<bool> header{};
 
-  // The character between two fields of a row. Default: a comma.
+  // The character between two fields of a row.
   char separator{','};
 
-  // The columns that make a sample's data, in this order. Default: none, which
-  // means all columns that are not the target.
+  // The columns that make a sample's data, in this order. Empty means all
+  // columns that are not the target.
   std::vector<CsvColumn> columns{};
 
   // The column that makes a sample's target; several make a row of targets.
-  // Default: none, and targets are empty tensors.
+  // Empty means that targets are empty tensors.
   std::vector<CsvColumn> target{};
 
   // The dtypes of data and target: at::kFloat, at::kDouble or at::kLong.
-  // Defaults: at::kFloat and at::kLong.
   at::ScalarType dtype{at::kFloat};
   at::ScalarType target_dtype{at::kLong};
 
-  // The value of an empty field. Default: none, and it is an error.
+  // The value of an empty field. None means that it is an error.
   std::optional<double> missing{};
 };
 

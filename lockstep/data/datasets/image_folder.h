@@ -16,19 +16,17 @@ class ClassFolders;
 }
 
 struct ImageFolderOptions {
-  // ---- Behaviour ----
-
   // Files with these endings are the images, in upper or lower case; all others
-  // are left out. Default: none, which means .jpg, .jpeg and .png, and then
-  // files that torchvision would take and this class cannot decode (.ppm, .bmp,
-  // .pgm, .tif, .tiff, .webp) are an error.
+  // are left out. Empty means .jpg, .jpeg and .png, and files that torchvision
+  // would take and this class cannot decode (.ppm, .bmp, .pgm, .tif, .tiff,
+  // .webp) are an error.
   std::vector<std::string> extensions{};
 
-  // Whether a class may have no image. Default: false.
+  // Whether a class may have no image.
   bool allow_empty{false};
 
   // An image that claims more pixels than this is refused before memory is
-  // allocated. Default: 178,956,970, where Pillow refuses, too.
+  // allocated. Pillow refuses at the same number.
   uint64_t max_pixels{178'956'970};
 };
 

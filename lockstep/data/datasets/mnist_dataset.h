@@ -7,10 +7,8 @@
 namespace lockstep {
 
 struct MnistOptions {
-  // ---- Behaviour ----
-
   // Whether to read the training files (train-...), or the test files
-  // (t10k-...). Default: true.
+  // (t10k-...).
   bool train{true};
 };
 

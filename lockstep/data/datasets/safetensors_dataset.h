@@ -17,11 +17,8 @@ struct SafetensorsRows;
 }
 
 struct SafetensorsOptions {
-  // ---- Behaviour ----
-
   // The names of the tensors whose rows are data and target of the samples.
-  // Without a name for the target, targets are empty tensors. Defaults: "data"
-  // and "target".
+  // Without a name for the target, targets are empty tensors.
   std::string data{"data"};
   std::optional<std::string> target{"target"};
 };

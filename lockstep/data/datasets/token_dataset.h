@@ -17,23 +17,20 @@ class MappedFile;
 }
 
 struct TokenOptions {
-  // ---- Behaviour ----
-
   // The type of a token in the file, little-endian: at::kUInt16, at::kUInt32,
-  // or at::kByte, with which any file is a text of 256 tokens. Default:
-  // at::kUInt16.
+  // or at::kByte, with which any file is a text of 256 tokens.
   at::ScalarType dtype{at::kUInt16};
 
   // How many tokens further each sample begins. Less than the sequence length
-  // makes samples overlap. Default: none, which is the sequence length.
+  // makes samples overlap. None means the sequence length.
   std::optional<int64_t> stride{};
 
-  // Bytes at the beginning of the file that are not tokens. Default: 0.
+  // Bytes at the beginning of the file that are not tokens.
   int64_t header_bytes{0};
 
   // The number of tokens that the model knows. With it a larger token in the
-  // file is an error, and not an index outside of the embedding. Default: none,
-  // and tokens are not compared.
+  // file is an error, and not an index outside of the embedding. None means
+  // tokens are not compared.
   std::optional<int64_t> vocabulary{};
 };
 

@@ -9,16 +9,14 @@
 namespace lockstep {
 
 struct RandomCropOptions {
-  // ---- Behaviour ----
-
-  // Pixels that are added on each of the four sides before. Default: 0.
+  // Pixels that are added on each of the four sides before.
   int64_t padding{0};
 
   // Whether to add pixels to an image that is still too small: as many as it
-  // lacks, on both sides. Default: false, and it is an error.
+  // lacks, on both sides. If not, such an image is an error.
   bool pad_if_needed{false};
 
-  // The value of added pixels. Default: 0.
+  // The value of added pixels.
   double fill{0};
 };
 

@@ -11,17 +11,13 @@
 namespace lockstep {
 
 struct RandomResizedCropOptions {
-  // ---- Behaviour ----
-
   // The least and the largest part of the image's area that is cut out.
-  // Default: 0.08 and 1.
   std::array<double, 2> scale{0.08, 1.0};
 
   // The least and the largest width divided by height of what is cut out.
-  // Default: 3/4 and 4/3.
   std::array<double, 2> ratio{3.0 / 4, 4.0 / 3};
 
-  // As in Resize. Default: true.
+  // As in Resize.
   bool antialias{true};
 };
 

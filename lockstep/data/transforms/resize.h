@@ -7,10 +7,8 @@
 namespace lockstep {
 
 struct ResizeOptions {
-  // ---- Behaviour ----
-
   // Whether to average over all pixels that become one when an image gets
-  // smaller, as Pillow does. Default: true.
+  // smaller, as Pillow does.
   bool antialias{true};
 };
 

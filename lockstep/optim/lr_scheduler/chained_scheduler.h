@@ -14,8 +14,6 @@ class ChainedScheduler;
 struct ChainedSchedulerOptions {
   using Scheduler = ChainedScheduler;
 
-  // ---- Behaviour ----
-
   // The schedulers, in their order; at least one. Required.
   std::vector<Schedule> schedulers{};
 };

@@ -10,13 +10,11 @@ class ConstantLR;
 struct ConstantLROptions {
   using Scheduler = ConstantLR;
 
-  // ---- Behaviour ----
-
   // The factor of the first epochs; above 0, at most 1. Python takes 0, too,
-  // and then fails in epoch total_iters. Default: 1/3.
+  // and then fails in epoch total_iters.
   double factor{1.0 / 3};
 
-  // The number of these epochs. Default: 5.
+  // The number of these epochs.
   int64_t total_iters{5};
 };
 

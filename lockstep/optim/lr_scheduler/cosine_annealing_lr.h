@@ -11,13 +11,11 @@ class CosineAnnealingLR;
 struct CosineAnnealingLROptions {
   using Scheduler = CosineAnnealingLR;
 
-  // ---- Behaviour ----
-
   // The epoch in which the rates reach eta_min; 1 or more.
   // After it the rates rise again. Required.
   int64_t T_max{0};
 
-  // Default: 0.
+  // The lowest rate.
   double eta_min{0};
 };
 

@@ -11,17 +11,14 @@ class CosineAnnealingWarmRestarts;
 struct CosineAnnealingWarmRestartsOptions {
   using Scheduler = CosineAnnealingWarmRestarts;
 
-  // ---- Behaviour ----
-
   // The number of epochs until the first restart; 1 or more.
   // Required.
   int64_t T_0{0};
 
   // The factor by which each period is longer than the one before; 1 or more.
-  // Default: 1.
   int64_t T_mult{1};
 
-  // The rate before a restart. Default: 0.
+  // The rate before a restart.
   double eta_min{0};
 };
 

@@ -22,35 +22,35 @@ enum class CyclicScaleMode { cycle, iterations };
 struct CyclicLROptions {
   using Scheduler = CyclicLR;
 
-  // ---- Behaviour: learning rates ----
+  // ---- Learning rates ----
 
   // The rates between which the cycles go. Required.
   PerGroup base_lr{};
   PerGroup max_lr{};
 
   // The number of steps in which the rate rises, and in which it falls; above
-  // 0. Defaults: 2000, and as many as step_size_up.
+  // 0. None means as many as step_size_up.
   int64_t step_size_up{2000};
   std::optional<int64_t> step_size_down{};
 
-  // Default: triangular.
+  // How the height of the cycles changes.
   CyclicMode mode{CyclicMode::triangular};
 
-  // For exp_range. Default: 1.
+  // For exp_range.
   double gamma{1.0};
 
   // Scales the height of the cycles instead of `mode`: a function of the number
   // of the cycle, from 1, or of the step, from 0, as scale_mode says. A state
-  // does not hold it. Defaults: none, and cycle.
+  // does not hold it.
   std::function<double(double)> scale_fn{};
   CyclicScaleMode scale_mode{CyclicScaleMode::cycle};
 
-  // ---- Behaviour: momentum ----
+  // ---- Momentum ----
 
-  // As OneCycleLROptions::cycle_momentum. Default: true.
+  // As OneCycleLROptions::cycle_momentum.
   bool cycle_momentum{true};
 
-  // Defaults: 0.8 and 0.9.
+  // The momenta between which the cycles go.
   PerGroup base_momentum = 0.8;
   PerGroup max_momentum = 0.9;
 };

@@ -13,8 +13,6 @@ class ExponentialLR;
 struct ExponentialLROptions {
   using Scheduler = ExponentialLR;
 
-  // ---- Behaviour ----
-
   // The factor of each epoch. Required.
   std::optional<double> gamma{};
 };

@@ -11,8 +11,6 @@ class LambdaLR;
 struct LambdaLROptions {
   using Scheduler = LambdaLR;
 
-  // ---- Behaviour ----
-
   // A function from the epoch to a factor, or a list with one for each
   // parameter group. It must return the same on all ranks. Required.
   internal::LRLambdas lr_lambda{};

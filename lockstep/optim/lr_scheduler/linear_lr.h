@@ -10,14 +10,12 @@ class LinearLR;
 struct LinearLROptions {
   using Scheduler = LinearLR;
 
-  // ---- Behaviour ----
-
   // The factors of epoch 0 (above 0, at most 1) and of epoch total_iters (from
-  // 0 to 1). Defaults: 1/3 and 1.
+  // 0 to 1).
   double start_factor{1.0 / 3};
   double end_factor{1.0};
 
-  // The epoch in which end_factor is reached. Default: 5.
+  // The epoch in which end_factor is reached.
   int64_t total_iters{5};
 };
 

@@ -7,11 +7,9 @@
 namespace lockstep::optim {
 
 struct LinearScalingOptions {
-  // ---- Behaviour ----
-
   // How many times as large the batch of all ranks together is as the one for
-  // which the optimizer's rates were chosen; above 0. Default: 0, which means
-  // the world size: each rank has the batch that one process had.
+  // which the optimizer's rates were chosen; above 0, or 0 for the world
+  // size, with which each rank has the batch that one process had.
   double scale{0};
 
   // The number of steps of the warm-up. The paper takes those of five epochs.

@@ -13,13 +13,11 @@ class MultiStepLR;
 struct MultiStepLROptions {
   using Scheduler = MultiStepLR;
 
-  // ---- Behaviour ----
-
   // The epochs in which the rates decay, in any order; an epoch that is named
   // twice decays twice. Required, but may be empty.
   std::vector<int64_t> milestones{};
 
-  // The factor of each decay. Default: 0.1.
+  // The factor of each decay.
   double gamma{0.1};
 };
 

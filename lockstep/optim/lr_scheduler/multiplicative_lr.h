@@ -12,8 +12,6 @@ class MultiplicativeLR;
 struct MultiplicativeLROptions {
   using Scheduler = MultiplicativeLR;
 
-  // ---- Behaviour ----
-
   // A function from the epoch to a factor, or a list with one for each
   // parameter group. It must return the same on all ranks. Required.
   internal::LRLambdas lr_lambda{};

@@ -15,40 +15,40 @@ class OneCycleLR;
 struct OneCycleLROptions {
   using Scheduler = OneCycleLR;
 
-  // ---- Behaviour: learning rates ----
+  // ---- Learning rates ----
 
   // The highest rate. Required.
   PerGroup max_lr{};
 
   // The number of steps of the cycle; 0 means epochs * steps_per_epoch. One of
-  // the two is required. Default: 0.
+  // the two is required.
   int64_t total_steps{0};
   int64_t epochs{0};
   int64_t steps_per_epoch{0};
 
-  // The part of the cycle in which the rate rises, from 0 to 1. Default: 0.3.
+  // The part of the cycle in which the rate rises, from 0 to 1.
   double pct_start{0.3};
 
-  // Default: cos.
+  // The shape of the rise and of the fall.
   AnnealStrategy anneal_strategy{AnnealStrategy::cos};
 
   // The first rate is max_lr / div_factor, and the last one the first rate /
-  // final_div_factor. Defaults: 25 and 10000.
+  // final_div_factor.
   double div_factor{25.0};
   double final_div_factor{1e4};
 
   // Whether the rate falls to the first one as fast as it has risen, and to the
-  // last one in a third phase. Default: false, which is two phases.
+  // last one in a third phase. If not, the cycle has two phases.
   bool three_phase{false};
 
-  // ---- Behaviour: momentum ----
+  // ---- Momentum ----
 
   // Whether the momentum (SGD, RMSprop) or beta1 (Adam, AdamW) falls from
   // max_momentum to base_momentum while the rate rises, and the other way
-  // round. Other optimizers need false. Default: true.
+  // round. Other optimizers need false.
   bool cycle_momentum{true};
 
-  // Defaults: 0.85 and 0.95.
+  // The momenta between which the cycle goes.
   PerGroup base_momentum = 0.85;
   PerGroup max_momentum = 0.95;
 };

@@ -11,12 +11,10 @@ class PolynomialLR;
 struct PolynomialLROptions {
   using Scheduler = PolynomialLR;
 
-  // ---- Behaviour ----
-
-  // The epoch in which the rates reach 0. Default: 5.
+  // The epoch in which the rates reach 0.
   int64_t total_iters{5};
 
-  // Default: 1.
+  // See PolynomialLR.
   double power{1.0};
 };
 

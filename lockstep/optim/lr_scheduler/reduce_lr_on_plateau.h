@@ -24,30 +24,28 @@ enum class ThresholdMode { rel, abs };
 // The arguments of torch.optim.lr_scheduler.ReduceLROnPlateau (PyTorch
 // documentation).
 struct ReduceLROnPlateauOptions {
-  // ---- Behaviour ----
-
-  // Default: min.
+  // Which of two metrics is the better one.
   PlateauMode mode{PlateauMode::min};
 
-  // The factor of a reduction; below 1. Default: 0.1.
+  // The factor of a reduction; below 1.
   double factor{0.1};
 
-  // The number of epochs without improvement that are tolerated. Default: 10.
+  // The number of epochs without improvement that are tolerated.
   int64_t patience{10};
 
   // A metric must be better than the best one by this much to be an
-  // improvement. Defaults: 0.0001, of the best metric.
+  // improvement.
   double threshold{1e-4};
   ThresholdMode threshold_mode{ThresholdMode::rel};
 
   // The number of epochs after a reduction in which none is counted as one
-  // without improvement. Default: 0.
+  // without improvement.
   int64_t cooldown{0};
 
-  // The rates are not reduced below this one. Default: 0.
+  // The rates are not reduced below this one.
   PerGroup min_lr = 0.0;
 
-  // A reduction by no more than this is left out. Default: 1e-8.
+  // A reduction by no more than this is left out.
   double eps{1e-8};
 };
 

@@ -15,8 +15,6 @@ class SequentialLR;
 struct SequentialLROptions {
   using Scheduler = SequentialLR;
 
-  // ---- Behaviour ----
-
   // The schedulers, in their order; at least one. Only the first may be a
   // SequentialLR or ChainedScheduler (Python fails when it comes to another).
   // Required.

@@ -10,12 +10,10 @@ class StepLR;
 struct StepLROptions {
   using Scheduler = StepLR;
 
-  // ---- Behaviour ----
-
   // The number of epochs from one decay to the next; 1 or more. Required.
   int64_t step_size{0};
 
-  // The factor of each decay. Default: 0.1.
+  // The factor of each decay.
   double gamma{0.1};
 };
 

@@ -13,15 +13,13 @@ class SWALR;
 struct SWALROptions {
   using Scheduler = SWALR;
 
-  // ---- Behaviour ----
-
   // The rate to go to. Required.
   PerGroup swa_lr{};
 
-  // The number of epochs in which it is reached; 0 or more. Default: 10.
+  // The number of epochs in which it is reached; 0 or more.
   int64_t anneal_epochs{10};
 
-  // Default: cos.
+  // The shape of the way to it.
   AnnealStrategy anneal_strategy{AnnealStrategy::cos};
 };
 

@@ -17,25 +17,23 @@ struct CheckpointOptions {
   // it. If it is true, forward runs without a graph, and backward runs forward
   // again with one, then a backward pass of its own over it. That supports only
   // backward() without `inputs` and without create_graph, and at least one
-  // tensor among the arguments must require grad. Default: false.
+  // tensor among the arguments must require grad.
   bool use_reentrant{false};
 
   // Whether the recomputation begins with the generator states of the forward,
   // so that dropout drops the same elements; the states of now are restored
   // afterwards. Set it to false if nothing in the function is random: that
   // saves a copy of 5 KiB for each call, and is required in a DataParallel with
-  // several CPU replicas. Default: true.
+  // several CPU replicas.
   bool preserve_rng_state{true};
 
   // The number of saved tensors is always compared. Ignored with use_reentrant.
-  // Default: metadata.
   DeterminismCheck determinism_check{DeterminismCheck::metadata};
 
   // Whether the recomputation stops as soon as it has all tensors that backward
   // needs. An exception, which derives from std::exception, then ends the
   // function; set this to false if the function catches such exceptions or is
   // noexcept, or if it must run to its end. Ignored with use_reentrant.
-  // Default: true.
   bool early_stop{true};
 };
 

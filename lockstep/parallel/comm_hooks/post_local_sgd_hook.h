@@ -15,8 +15,6 @@ namespace lockstep {
 
 // The arguments of Python's PostLocalSGDState.
 struct PostLocalSGDOptions {
-  // ---- Behaviour ----
-
   // The ranks that average gradients in the first steps. Null means the default
   // group.
   ProcessGroupPtr process_group{};
@@ -26,11 +24,11 @@ struct PostLocalSGDOptions {
   ProcessGroupPtr subgroup{};
 
   // The number of first steps. Give some hundreds: parameters drift apart
-  // fastest at the beginning. Default: 0.
+  // fastest at the beginning.
   int64_t start_local_sgd_iter{0};
 
   // Whether the subgroup averages gradients at all. Set it to false if even
-  // that costs too much; then only parameters are averaged. Default: true.
+  // that costs too much; then only parameters are averaged.
   bool post_local_gradient_allreduce{true};
 };
 

@@ -45,48 +45,47 @@ struct PowerSGDOptions {
 
   // The rank r of the approximation: a gradient of shape [n, m] is sent as (n +
   // m) r elements. Start with 1 and double it until the accuracy is good
-  // enough. Default: 1.
+  // enough.
   int64_t matrix_approximation_rank{1};
 
   // The number of first steps that average without compression. Raise it if the
   // loss falls fast for longer than that. At least 2 with use_error_feedback or
   // warm_start: they keep memory for each bucket, and the buckets are made anew
-  // after the first step. Default: 1,000.
+  // after the first step.
   int64_t start_power_sgd_iter{1'000};
 
   // Whether the error of a step's compression is added to the next step's
   // gradients, which takes as much memory as all gradients. Most programs leave
-  // it: without it the accuracy suffers. Default: true.
+  // it: without it the accuracy suffers.
   bool use_error_feedback{true};
 
   // Whether a step starts with the Q of the last step, not with a random one.
-  // Most programs leave it. Default: true.
+  // Most programs leave it.
   bool warm_start{true};
 
   // Added to the norms by which columns are divided. Used for ranks up to 2 and
   // for 16-bit gradients; otherwise columns are made orthonormal by a QR
-  // decomposition, without this number. Most programs leave it. Default: 0;
-  // columns of zeros stay zeros.
+  // decomposition, without this number. Most programs leave it. With 0, columns
+  // of zeros stay zeros.
   double orthogonalization_epsilon{0};
 
-  // The seed of the first Qs, which equal Python's. Default: 0.
+  // The seed of the first Qs, which equal Python's.
   uint32_t random_seed{0};
 
   // ---- Performance ----
 
   // A gradient is compressed if (n + m) r times this is less than n m. Raise it
-  // if compressing costs more time than it saves. Default: 2.
+  // if compressing costs more time than it saves.
   double min_compression_rate{2};
 
   // Whether gradients of equal shape in a bucket are compressed by one
-  // operation. Set it to true for many layers of one shape. Default: false.
+  // operation. Set it to true for many layers of one shape.
   bool batch_tensors_with_same_shape{false};
 
   // ---- Debugging ----
 
   // Once in so many steps, log_compression_stats is called: in backward, on
-  // this rank. Set both to see what the compression saves. Default: 10,000 and
-  // none.
+  // this rank. Set both to see what the compression saves.
   int64_t compression_stats_logging_frequency{10'000};
   std::function<void(const CompressionStats&)> log_compression_stats{};
 };

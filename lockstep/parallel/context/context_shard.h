@@ -27,18 +27,16 @@ enum class ContextOrder {
   zigzag,
 };
 
+// All options are the same on all ranks.
 struct ContextShardOptions {
-  // ---- Behaviour: the same on all ranks ----
-
   // The ranks that have the parts. Null means the default group.
   ProcessGroupPtr group{};
 
   // Which tokens a rank has. zigzag balances the work of causal attention.
-  // Default: plain.
   ContextOrder order{ContextOrder::plain};
 
-  // How long each collective of context_unshard() may take; more than 0.
-  // Default: none, which is the group's timeout.
+  // How long each collective of context_unshard() may take; more than 0. None
+  // means the group's timeout.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 

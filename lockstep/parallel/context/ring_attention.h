@@ -10,29 +10,28 @@
 
 namespace lockstep {
 
+// All options are the same on all ranks.
 struct RingAttentionOptions {
-  // ---- Behaviour: the same on all ranks ----
-
   // The ranks that have the parts of the sequences. Null means the default
   // group.
   ProcessGroupPtr group{};
 
   // Whether a token attends only to itself and to the tokens before it in the
-  // whole sequence. Default: false.
+  // whole sequence.
   bool is_causal{false};
 
-  // The factor of the products of queries and keys; above 0. Default:
-  // none, which is 1 / sqrt(head_dim).
+  // The factor of the products of queries and keys; above 0. None means 1 /
+  // sqrt(head_dim).
   std::optional<double> scale{};
 
-  // Which tokens each rank has. It matters only with is_causal. Default: plain.
+  // Which tokens each rank has. It matters only with is_causal.
   ContextOrder order{ContextOrder::plain};
 
-  // Must be 0: there is no dropout of attention here. Default: 0.
+  // Must be 0: there is no dropout of attention here.
   double dropout_p{0};
 
-  // How long a wait for another rank may take; more than 0. Default: none,
-  // which is the group's timeout.
+  // How long a wait for another rank may take; more than 0. None means the
+  // group's timeout.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 

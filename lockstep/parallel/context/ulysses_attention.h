@@ -17,9 +17,8 @@ namespace lockstep {
 using HeadsAttention = std::function<at::Tensor(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value)>;
 
+// All options are the same on all ranks.
 struct UlyssesAttentionOptions {
-  // ---- Behaviour: the same on all ranks ----
-
   // The following are those of RingAttentionOptions. `order` says in which
   // order the attention gets the tokens back, so it matters without is_causal,
   // too.
@@ -32,12 +31,12 @@ struct UlyssesAttentionOptions {
   // The function that computes the attention, on each rank alone: with masks,
   // biases or dropout, for example. Tokens are in the order of the sequence;
   // rank r of p has the r-th of p equal parts of the heads. is_causal and scale
-  // must then be left alone. Default: none, which is
+  // must then be left alone. None means
   // at::scaled_dot_product_attention.
   HeadsAttention attention{};
 
-  // How long a wait for another rank may take; more than 0. Default: none,
-  // which is the group's timeout.
+  // How long a wait for another rank may take; more than 0. None means the
+  // group's timeout.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 

@@ -26,23 +26,22 @@ struct DataParallelOptions {
 
   // The devices of the replicas; the module itself is on the first. A device
   // may be named several times: {at::kCPU, at::kCPU} makes two replicas on the
-  // CPU. Default: empty, which is every accelerator (GPU) that LibTorch sees;
-  // if there is none, plain forwards on the module's own device.
+  // CPU. Empty means every accelerator (GPU) that LibTorch sees; if there is
+  // none, plain forwards on the module's own device.
   std::vector<at::Device> device_ids{};
 
-  // The device on which results are joined. Default: none, which is the first
-  // of device_ids.
+  // The device on which results are joined. None means the first of device_ids.
   std::optional<at::Device> output_device{};
 
   // The dimension of the batch, along which tensors are divided and results
-  // joined. Default: 0.
+  // joined.
   int64_t dim{0};
 
   // ---- Performance (not in Python) ----
 
   // Threads within the operations of each CPU replica's forward. Most programs
-  // leave it. Default: 0, which is the caller's at::get_num_threads() divided
-  // by the number of CPU replicas, at least 1.
+  // leave it. 0 means the caller's at::get_num_threads() divided by the number
+  // of CPU replicas, at least 1.
   int64_t intra_op_threads{0};
 };
 
@@ -144,11 +143,12 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 // see Replicas, replicas.h. With one device the constructor moves the module
 // there, and forward is the module's own.
 //
-// Arguments: tensors are divided along `dim`, also inside tuples, pairs,
-// vectors and maps; anything else is copied to all replicas. A batch with fewer
-// rows than devices uses only as many replicas as it has parts. Results are
-// joined in the same way; scalars become a vector with one element for each
-// replica. For types of your own see DataParallelValue, scatter_gather.h.
+// Arguments are values. Tensors are divided along `dim`, also inside tuples,
+// pairs, vectors and maps; anything else is copied to all replicas. A batch
+// with fewer rows than devices uses only as many replicas as it has parts.
+// Results are joined in the same way; scalars become a vector with one element
+// for each replica. For types of your own see DataParallelValue,
+// scatter_gather.h.
 //
 // A forward that writes an argument in place writes the caller's tensor. With
 // several devices it must not write parameters (std::logic_error): CPU replicas
@@ -207,6 +207,8 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
   }
 
  private:
+  friend struct internal::WrapperAccess;
+
   template <typename Forward, typename... Args>
   auto run(const Forward& forward, Args&&... args) {
     return internal::data_parallel_forward(

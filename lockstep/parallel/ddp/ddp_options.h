@@ -23,19 +23,19 @@ struct DistributedDataParallelOptions {
   // constructor if init_sync is true, and at the start of each forward that
   // follows one made in grad mode outside no_sync(). Set it to false if the
   // ranks' buffers may differ, or if SyncBatchNorm keeps them equal: forward
-  // then sends nothing. Default: true.
+  // then sends nothing.
   bool broadcast_buffers{true};
 
   // Whether forward sends buffers. If it is set, even to false, the constructor
   // sends buffers whatever broadcast_buffers is (if init_sync is true). Set it
-  // to false to send buffers once only. Default: none; broadcast_buffers
+  // to false to send buffers once only. None means that broadcast_buffers
   // decides.
   std::optional<bool> forward_sync_buffers{};
 
   // Whether the constructor checks that the ranks' models are alike, and gives
   // every rank the parameters of rank 0, and its buffers as the two options
   // above say. Set it to false if all ranks have loaded the same weights: that
-  // saves time at the start, and a mistake goes unnoticed. Default: true.
+  // saves time at the start, and a mistake goes unnoticed.
   bool init_sync{true};
 
   // The ranks that average their gradients. Null means the default group. Most
@@ -45,23 +45,23 @@ struct DistributedDataParallelOptions {
   // ---- Performance: buckets ----
 
   // MiB of gradients that are reduced together. A larger value moves more at
-  // once; a smaller value starts earlier. Measure before you change it.
-  // Default: none, which is 25.
+  // once; a smaller value starts earlier. Measure before you change it. None:
+  // 25.
   std::optional<double> bucket_cap_mb{};
 
   // The same for the first bucket, whose reduction should begin early in
-  // backward. Most programs leave it. Default: none, which is bucket_cap_mb if
-  // that is given, otherwise 1, as in Python.
+  // backward. Most programs leave it. None means bucket_cap_mb if that is
+  // given, otherwise 1, as in Python.
   std::optional<double> first_bucket_mb{};
 
   // The same for the first, the second, ... bucket, the last number for all
   // others; not together with one of the two options above. Most programs leave
-  // it. Default: empty.
+  // it.
   std::vector<double> bucket_cap_mb_list{};
 
   // Whether .grad is a part of its bucket. Set it to false if the program keeps
   // gradients beyond the next backward: .grad then has memory of its own, which
-  // costs a copy and the memory. Default: true (Python's is false).
+  // costs a copy and the memory. Python's is false.
   bool gradient_as_bucket_view{true};
 
   // Whether ranks of one host reduce large gradients (64 KiB and more) where
@@ -71,7 +71,7 @@ struct DistributedDataParallelOptions {
   // before if it is not computed there, or if its memory is used by another
   // tensor, too. Only with gradient_as_bucket_view; without effect with
   // communication hooks, check_for_nan_in_grad or mixed precision, and on other
-  // backends. The results are the same bit by bit. Default: true.
+  // backends. The results are the same bit by bit.
   bool place_gradients{true};
 
   // ---- Behaviour: parameters that some iterations do not use ----
@@ -81,19 +81,17 @@ struct DistributedDataParallelOptions {
   // parameter's average; a parameter that no rank used keeps the gradient that
   // it had. Set it to true if backward() reports parameters without a gradient.
   // Costs a search of the graph and a small all-reduce in each iteration.
-  // Default: false.
   bool find_unused_parameters{false};
 
   // Promises that every iteration uses the same parameters in the same way. Set
   // it to true for nested backward passes (checkpointing) of shared parameters,
-  // or for unused parameters without a search in each iteration. Default:
-  // false.
+  // or for unused parameters without a search in each iteration.
   bool static_graph{false};
 
   // With find_unused_parameters or static_graph: parameters that no rank used
   // in the first backward are not reduced any more; a gradient for one of them
   // is an error from then on. Set it to true if large parts of the model stay
-  // unused for the whole training. Default: false.
+  // unused for the whole training.
   bool skip_all_reduce_unused_params{false};
 
   // ---- Behaviour: parameters that are treated in another way ----
@@ -103,21 +101,21 @@ struct DistributedDataParallelOptions {
   // complete by then. Give both options or neither. All must have one dtype and
   // device. Hooks and the check for NaN do not see these gradients; optimizers
   // in backward and sharded optimizers refuse them. Most programs leave these
-  // two. Default: none.
+  // two.
   std::vector<std::pair<std::string, at::Tensor>>
       delay_all_reduce_named_params{};
   at::Tensor param_to_hook_all_reduce{};
 
   // Names from named_parameters() and named_buffers() that are neither checked,
   // nor broadcast, nor averaged. For parts that differ between ranks; buffers
-  // of which set_placement() says so need not be named. Default: empty.
+  // of which set_placement() says so need not be named.
   std::vector<std::string> params_and_buffers_to_ignore{};
 
   // ---- Performance: precision ----
 
   // The dtypes of parameters, gradients and buffers while the model runs
   // (mixed_precision.h). For hardware that is fast with 16-bit numbers;
-  // autocast is the more careful way. Default: none; every tensor keeps its
+  // autocast is the more careful way. None means that every tensor keeps its
   // dtype.
   std::optional<MixedPrecision> mixed_precision{};
 
@@ -126,13 +124,13 @@ struct DistributedDataParallelOptions {
   // Looks for NaN and infinity in what each rank contributes. If there is any,
   // backward() throws std::runtime_error on every rank, with rank, parameter
   // and step. Costs a pass over the gradients and a small exchange. Set it to
-  // true if the loss becomes NaN. Default: false.
+  // true if the loss becomes NaN.
   bool check_for_nan_in_grad{false};
 
   // After every so many iterations, forward compares digests of all parameters
   // and, if replicas have drifted apart, throws std::runtime_error on every
   // rank, with rank and parameter. Set it, to 100 for example, if ranks give
-  // different results. Has no effect under join(). Default: 0, which is never.
+  // different results. Has no effect under join(). 0 means never.
   int64_t check_replicas_every{0};
 };
 

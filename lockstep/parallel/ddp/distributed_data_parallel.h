@@ -29,7 +29,10 @@ namespace lockstep {
 // the members of a module (wrapped_module.h): optimizers take
 // `model->parameters()`, and `model->forward(x)` is the same as `model(x)`. Its
 // forward may take anything, and may return every type for which ForwardResult
-// is defined (forward_result.h).
+// is defined (forward_result.h). What forward puts into arguments that it takes
+// by reference, and what it changes in place, is as without the wrapper. If it
+// has written a parameter, and there are several ranks or mixed_precision, the
+// wrapper's forward throws std::logic_error.
 //
 // A backward pass averages if it goes through a forward of this wrapper that
 // was made in grad mode and outside no_sync(). Other passes, such as those of
@@ -92,42 +95,20 @@ class DistributedDataParallel
   explicit DistributedDataParallel(  // no such option
       const typename internal::ModulePointer<Module>::Given&, ...) = delete;
 
-  // Takes the arguments of the module's forward and returns its result. What
-  // forward puts into arguments that it takes by reference, and what it changes
-  // in place, is as without the wrapper. Throws std::logic_error if forward has
-  // written a parameter, and there are several ranks or mixed_precision.
-  template <typename... Args>
-  decltype(auto) forward(Args&&... args) {
-    return run(
-        [this](auto&&... given) -> decltype(auto) {
-          return module()->forward(std::forward<decltype(given)>(given)...);
-        },
-        std::forward<Args>(args)...);
-  }
-  // The same for a module whose forward takes the type of its result, as that
-  // of a Sequential which ends in a recurrent layer.
-  template <typename Result, typename... Args>
-  Result forward(Args&&... args) {
-    return run(
-        [this](auto&&... given) -> Result {
-          return module()->template forward<Result>(
-              std::forward<decltype(given)>(given)...);
-        },
-        std::forward<Args>(args)...);
-  }
-
   // While it lives, backward passes of forwards made under it accumulate
   // gradients on this rank only; the next averaging backward averages the sum.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(internal::DdpState& state)
-        : state_(state),
-          before_(std::exchange(state.require_backward_grad_sync, false)) {}
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
     ~NoSync() { state_.require_backward_grad_sync = before_; }
 
    private:
+    friend DistributedDataParallel;
+    explicit NoSync(internal::DdpState& state)
+        : state_(state),
+          before_(std::exchange(state.require_backward_grad_sync, false)) {}
+
     internal::DdpState& state_;
     bool before_;
   };
@@ -179,12 +160,11 @@ class DistributedDataParallel
     return state_->bucket_names();
   }
 
-  // For code that shards gradients or parameters (zero/).
-  internal::DdpState& state() { return *state_; }
-
  private:
-  template <typename Call, typename... Args>
-  decltype(auto) run(const Call& call, Args&&... args) {
+  friend struct internal::WrapperAccess;
+
+  template <typename Forward, typename... Args>
+  decltype(auto) run(const Forward& forward, Args&&... args) {
     internal::DdpState::ForwardPass pass(*state_);
     internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
     if (state_->lowers_parameters()) {
@@ -193,7 +173,7 @@ class DistributedDataParallel
       });
     }
     return internal::call_then(
-        [&]() -> decltype(auto) { return arguments.call(call); },
+        [&]() -> decltype(auto) { return arguments.call(forward, *module()); },
         [&](auto&... result) {
           pass.require_unwritten();
           arguments.copy_changed();

@@ -95,9 +95,10 @@ namespace lockstep {
 // counts as one that expects a backward: use torch::NoGradGuard to evaluate.
 //
 // Forward may write its input tensors in place, unless they are leaves that
-// require grad, and put tensors into arguments that it takes by reference.
-// Results must not be parameters or views of them, and forward must not write
-// parameters (std::invalid_argument).
+// require grad, and put tensors into arguments that it takes by reference;
+// these are results, too. The tensors of results must be found
+// (forward_result.h). Results must not be parameters or views of them, and
+// forward must not write parameters (std::invalid_argument).
 //
 // Errors: std::invalid_argument for mistakes, on all ranks if they differ;
 // c10::DistBackendError if something failed between the ranks. If an exception
@@ -131,29 +132,6 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   explicit FullyShard(const Make& make, const FullyShardOptions& options = {})
       : FullyShard(typename Pointer::Given(make()), options) {}
 
-  // Takes the arguments of the module's forward and returns its result, in
-  // which the tensors must be found (ddp/forward_result.h). What forward puts
-  // into arguments that it takes by reference, and what it writes in place, are
-  // results, too.
-  template <typename... Args>
-  decltype(auto) forward(Args&&... args) {
-    return run(
-        [this](auto&&... given) -> decltype(auto) {
-          return module()->forward(std::forward<decltype(given)>(given)...);
-        },
-        std::forward<Args>(args)...);
-  }
-  // As in DistributedDataParallel.
-  template <typename Result, typename... Args>
-  Result forward(Args&&... args) {
-    return run(
-        [this](auto&&... given) -> Result {
-          return module()->template forward<Result>(
-              std::forward<decltype(given)>(given)...);
-        },
-        std::forward<Args>(args)...);
-  }
-
   // The same as module(), for register_module() of the module that contains
   // this one.
   const auto& ptr() const { return module(); }
@@ -165,14 +143,16 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   // which takes their memory; the next backward after it averages the sum.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(std::shared_ptr<internal::ShardedUnit> unit)
-        : unit_(std::move(unit)),
-          before_(unit_->set_requires_gradient_sync(false)) {}
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
     ~NoSync() { unit_->set_requires_gradient_sync(before_); }
 
    private:
+    friend FullyShard;
+    explicit NoSync(std::shared_ptr<internal::ShardedUnit> unit)
+        : unit_(std::move(unit)),
+          before_(unit_->set_requires_gradient_sync(false)) {}
+
     const std::shared_ptr<internal::ShardedUnit> unit_;
     const bool before_;
   };
@@ -192,14 +172,16 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   // Waits for a gather that unshard() has started.
   class UnshardHandle {
    public:
-    explicit UnshardHandle(std::shared_ptr<internal::ShardedUnit> unit)
-        : unit_(std::move(unit)) {}
     void wait() {
       if (unit_) unit_->wait_unshard();
       unit_ = nullptr;
     }
 
    private:
+    friend FullyShard;
+    explicit UnshardHandle(std::shared_ptr<internal::ShardedUnit> unit)
+        : unit_(std::move(unit)) {}
+
     std::shared_ptr<internal::ShardedUnit> unit_;
   };
   // Gathers the full parameters of this unit (not of units in it), for the next
@@ -223,19 +205,18 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
 
   const FullyShardOptions& options() const { return unit_->options(); }
 
-  // For the stages of pipelines (pipeline/).
-  const std::shared_ptr<internal::ShardedUnit>& unit() const { return unit_; }
-
  private:
-  template <typename Call, typename... Args>
-  decltype(auto) run(const Call& call, Args&&... args) {
+  friend struct internal::WrapperAccess;
+
+  template <typename Forward, typename... Args>
+  decltype(auto) run(const Forward& forward, Args&&... args) {
     internal::UnitForward pass(unit_);
     internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
     arguments.replace([&](const std::vector<at::Tensor*>& tensors) {
       pass.take_inputs(tensors);
     });
     return internal::call_then(
-        [&]() -> decltype(auto) { return arguments.call(call); },
+        [&]() -> decltype(auto) { return arguments.call(forward, *module()); },
         [&](auto&... result) {
           const auto note = [&](auto& tensor) { pass.will_return(tensor); };
           const auto visit = [&](auto& tensor) { pass.returns(tensor); };

@@ -63,7 +63,7 @@ struct FullyShardOptions {
   // this one, each in another group of ranks that divide them. Gradients are
   // averaged over both. Typically `group` has the ranks of one host and
   // `replicate_group` the ranks in the same position on every host. (In Python
-  // a mesh of two dimensions.) Null: the parameters exist once.
+  // a mesh of two dimensions.) Null means that the parameters exist once.
   ProcessGroupPtr replicate_group{};
 
   // ---- Performance: memory ----
@@ -82,14 +82,14 @@ struct FullyShardOptions {
   // forward, and live as long as the default group.
   //
   // Has no effect if the ranks share one copy (shared_memory), or `group` has
-  // one rank, which takes any N. Default: none, which is true except for the
-  // outermost unit, whose parameters backward needs at once.
+  // one rank, which takes any N. None means true, except for the outermost
+  // unit, whose parameters backward needs at once.
   std::optional<ReshardAfterForward> reshard_after_forward{};
 
   // Whether ranks of one host use one copy of the full parameters, in memory
   // that they share: nothing is gathered then. Without effect if the ranks are
   // on several hosts or the group's backend has no such memory. Most programs
-  // leave it. Default: true (not in Python).
+  // leave it. Not in Python.
   bool shared_memory{true};
 
   // ---- Behaviour: precision ----
@@ -103,8 +103,8 @@ struct FullyShardOptions {
   // of what it has itself: all ranks must have drawn the same random numbers,
   // or have loaded the same file, and values that differ are
   // std::invalid_argument, but for buffers of which set_placement() says that
-  // each rank has its own. Set it to false to save that communication. Default:
-  // true (not in Python).
+  // each rank has its own. Set it to false to save that communication. Not in
+  // Python.
   bool init_sync{true};
 };
 

@@ -18,19 +18,19 @@ struct JoinOptions {
   // Whether gradients are divided by the group's size at the end, too, so that
   // each sample weighs the same, or by the number of ranks that still have
   // inputs, so that the last samples weigh more. Set it to false if the ranks
-  // have very different numbers of inputs. Default: true.
+  // have very different numbers of inputs.
   bool divide_by_initial_world_size{true};
 
   // Instead of shadowing, throws std::runtime_error on every rank as soon as
   // one has no more inputs: on that rank after its body, on the others at the
   // start of their next iteration. The message names the rank that ran out. Set
-  // it to true if uneven inputs are a mistake. Default: false.
+  // it to true if uneven inputs are a mistake.
   bool throw_on_early_termination{false};
 
   // ---- Performance ----
 
   // Whether join() does anything but run the body. Set it to false if inputs
-  // are known to be even: nothing is exchanged then. Default: true.
+  // are known to be even: nothing is exchanged then.
   bool enable{true};
 };
 

@@ -22,23 +22,21 @@ struct DeviceMeshOptions {
   ProcessGroupPtr parent{};
 
   // As in NewGroupOptions. If one of them is given, an axis along all ranks
-  // gets a group of its own, too. Default: none and empty, which are those of
-  // the parent.
+  // gets a group of its own, too. None and empty mean those of the parent.
   std::optional<std::chrono::milliseconds> timeout{};
   std::string backend{};
 
   // ---- Placement ----
 
-  // How many ranks in a row share a host. Default: 0, which means that each
-  // rank tells on which host it is. Set it in a dry run, where there is only
-  // one.
+  // How many ranks in a row share a host. 0 means that each rank tells on which
+  // host it is. Set it in a dry run, where there is only one.
   int ranks_per_host{0};
 
   // Whether a group of the axis "tensor" may have ranks on several hosts.
   // Tensor parallelism communicates several times in each layer, and both
   // passes wait for it, so such a mesh is nearly always a mistake in the order
   // or the sizes of the axes, which nothing but the low speed would show.
-  // Therefore it is an error unless this is true. Default: false.
+  // Therefore it is an error unless this is true.
   bool allow_tensor_across_hosts{false};
 };
 

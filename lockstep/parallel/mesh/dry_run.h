@@ -19,8 +19,9 @@ struct DryRunModel {
   int64_t parameters{0};
 
   // Bytes per parameter: of the parameter, of its gradient, and of all that the
-  // optimizer keeps. Default: float32 and the two moments of Adam. In mixed
-  // precision with Adam they are 2, 2 and 12 (copy, two moments).
+  // optimizer keeps. The initialisers are those of float32 and the two moments
+  // of Adam. In mixed precision with Adam they are 2, 2 and 12 (copy, two
+  // moments).
   int64_t parameter_bytes{4};
   int64_t gradient_bytes{4};
   int64_t optimizer_bytes{8};
@@ -30,15 +31,14 @@ struct DryRunModel {
   int zero_stage{3};
 
   // In how many calls parameters are gathered and gradients reduced: the units
-  // of FullyShard, or the buckets of DistributedDataParallel. Default: 1.
+  // of FullyShard, or the buckets of DistributedDataParallel.
   int64_t units{1};
 
   // ---- A transformer's activations ----
 
   // Layers, width, tokens of a sequence, sequences of a micro-batch of one
-  // rank, micro-batches of a step, bytes of an element. Default: no layers,
-  // which leaves the communication along "tensor", "pipeline" and "context"
-  // out.
+  // rank, micro-batches of a step, bytes of an element. Without layers the
+  // communication along "tensor", "pipeline" and "context" is left out.
   int64_t layers{0};
   int64_t hidden{0};
   int64_t sequence{0};

@@ -47,15 +47,13 @@ class ModelAverager {
 };
 
 struct PeriodicModelAveragerOptions {
-  // ---- Behaviour ----
-
   // Steps from one averaging to the next. A larger number sends less, and lets
   // the ranks drift further apart. 1 is useless: averaging gradients costs
-  // less. Default: 4.
+  // less.
   int64_t period{4};
 
   // The number of steps before the first averaging; gradients are averaged in
-  // them. Give start_local_sgd_iter of the hook. Default: 0.
+  // them. Give start_local_sgd_iter of the hook.
   int64_t warmup_steps{0};
 
   // The ranks that average. Null means the default group.
@@ -78,15 +76,12 @@ class PeriodicModelAverager final : public ModelAverager {
 };
 
 struct HierarchicalModelAveragerOptions {
-  // ---- Behaviour ----
-
   // Pairs of a period and the size of the groups that average at that period,
   // both rising. The last size is that of process_group. Required. Example:
   // {{4, 8}, {16, 16}}.
   std::vector<std::pair<int64_t, int>> period_group_size_dict{};
 
   // No averaging before this step. Give start_local_sgd_iter of the hook.
-  // Default: 0.
   int64_t warmup_steps{0};
 
   // The ranks that average. Null means the default group.

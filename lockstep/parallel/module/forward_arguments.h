@@ -101,12 +101,12 @@ class ForwardArguments {
     }
   }
 
-  // Returns function(args...).
-  template <typename Function>
-  decltype(auto) call(const Function& function) {
+  // Returns function(module, args...).
+  template <typename Function, typename Module>
+  decltype(auto) call(const Function& function, Module& module) {
     return std::apply(
         [&](auto&... args) -> decltype(auto) {
-          return function(static_cast<Args&&>(args)...);
+          return function(module, static_cast<Args&&>(args)...);
         },
         held_);
   }

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/module/wrapper_access.h"
+
 namespace torch::nn {
 class AnyModule;
 }
@@ -59,9 +61,35 @@ class WrappedModule {
   const Wrapper* operator->() const {
     return static_cast<const Wrapper*>(this);
   }
+
+  // Takes the arguments of the module's forward and returns its result.
+  template <typename... Args>
+  decltype(auto) forward(Args&&... args) {
+    constexpr auto call = [](auto& module, auto&&... given)
+        -> decltype(module.forward(std::forward<decltype(given)>(given)...)) {
+      return module.forward(std::forward<decltype(given)>(given)...);
+    };
+    return run(call, std::forward<Args>(args)...);
+  }
+  // The same for a module whose forward takes the type of its result, as that
+  // of a Sequential which ends in a recurrent layer.
+  template <typename Result, typename... Args>
+  Result forward(Args&&... args) {
+    return run(
+        [](auto& module, auto&&... given) -> Result
+          requires requires {
+            module.template forward<Result>(
+                std::forward<decltype(given)>(given)...);
+          }
+        {
+          return module.template forward<Result>(
+              std::forward<decltype(given)>(given)...);
+        },
+        std::forward<Args>(args)...);
+  }
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
-    return static_cast<Wrapper&>(*this).forward(std::forward<Args>(args)...);
+    return forward(std::forward<Args>(args)...);
   }
 
   // The std::shared_ptr of the wrapped module. Its forward is that of one
@@ -118,6 +146,12 @@ class WrappedModule {
       : module_(Pointer::get(module)) {}
 
  private:
+  template <typename Forward, typename... Args>
+  decltype(auto) run(const Forward& forward, Args&&... args) {
+    return internal::WrapperAccess::run(static_cast<Wrapper&>(*this), forward,
+                                        std::forward<Args>(args)...);
+  }
+
   decltype(Pointer::get(
       std::declval<const typename Pointer::Given&>())) module_;
 };

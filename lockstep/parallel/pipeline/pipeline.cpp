@@ -358,7 +358,7 @@ void Pipeline::State::give_layout_to_parameters_of_loss(
 // Replicas of the last stage average its parameters alone.
 void Pipeline::State::require_no_replicas_of(
     const at::Tensor& parameter) const {
-  const auto* replicas = stages_.at(facts_.stages - 1).replicas();
+  const auto* replicas = stages_.at(facts_.stages - 1).replicas_.get();
   if (replicas == nullptr) return;
   for (const ProcessGroupPtr& group : replicas->groups()) {
     if (group->size() == 1) continue;
@@ -598,7 +598,7 @@ void Pipeline::State::forward(Run& run, const PipelineAction& action) {
     }
   }
   const Tensors given = internal::stage_inputs(chunk.inputs);
-  chunk.outputs = stages_.at(stage).forward(given);
+  chunk.outputs = stages_.at(stage).forward_(given);
   internal::report_changes(chunk.inputs, given);
   for (const at::Tensor& output : chunk.outputs) {
     if (!output.defined()) {
@@ -720,14 +720,16 @@ void Pipeline::State::perform(Run& run, const PipelineAction& action) {
 }
 
 void Pipeline::State::after_backward(int stage) {
-  if (auto* replicas = stages_.at(stage).replicas()) replicas->after_backward();
+  if (const auto& replicas = stages_.at(stage).replicas_) {
+    replicas->after_backward();
+  }
 }
 
 void Pipeline::State::finish(bool training) {
   tied_->finish(training);
   for (const auto& [index, stage] : stages_) {
     if (training && stage.after_backward) stage.after_backward();
-    if (auto* replicas = stage.replicas()) replicas->finish(training);
+    if (const auto& replicas = stage.replicas_) replicas->finish(training);
   }
 }
 
@@ -735,8 +737,8 @@ void Pipeline::State::finish(bool training) {
 std::vector<ProcessGroupPtr> Pipeline::State::groups() const {
   std::vector<ProcessGroupPtr> groups{group_};
   for (const auto& [index, stage] : stages_) {
-    if (stage.replicas() == nullptr) continue;
-    for (const ProcessGroupPtr& group : stage.replicas()->groups()) {
+    if (!stage.replicas_) continue;
+    for (const ProcessGroupPtr& group : stage.replicas_->groups()) {
       const bool known = std::ranges::find(groups, group) != groups.end();
       if (!known && group->size() > 1) groups.push_back(group);
     }
@@ -746,7 +748,7 @@ std::vector<ProcessGroupPtr> Pipeline::State::groups() const {
 
 void Pipeline::State::give_up() noexcept {
   for (const auto& [index, stage] : stages_) {
-    if (auto* replicas = stage.replicas()) replicas->give_up();
+    if (const auto& replicas = stage.replicas_) replicas->give_up();
   }
 }
 
@@ -776,7 +778,7 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
     const at::AutoGradMode grad_mode(training);
     tied_->begin(training);
     for (const auto& [index, stage] : stages_) {
-      if (auto* replicas = stage.replicas()) replicas->begin(training);
+      if (const auto& replicas = stage.replicas_) replicas->begin(training);
     }
     for (const PipelineAction& action :
          training ? training_actions_ : forward_actions_) {

@@ -57,13 +57,11 @@ struct TiedWeight {
 };
 
 struct PipelineOptions {
-  // ---- Behaviour ----
-
   // The order of the actions (schedules.h): for as many ranks as the group
   // has. It is checked (schedule_check.h) before anything runs.
   PipelineSchedule schedule{};
 
-  // Default: none, for eval() without losses only.
+  // May be left out for eval() without losses only.
   PipelineLoss loss{};
 
   // For a loss over fewer elements than rows, as with ignored targets: by what
@@ -72,7 +70,7 @@ struct PipelineOptions {
   // micro-batch counts by its elements and not by its rows, and one of ignored
   // targets alone adds 0 instead of NaN. So does a whole batch of them, of
   // count 0. Called on the last stage's rank at the beginning of step(), and of
-  // eval() with a target. Default: none.
+  // eval() with a target.
   //
   //   .loss = [](auto& y, auto& t) { return cross_entropy_sum(y, t, -100); },
   //   .loss_count = [](auto& t) { return t.ne(-100).sum().item<double>(); }
@@ -81,11 +79,11 @@ struct PipelineOptions {
   // Whether gradients are those of the mean over the rows of the batch: each
   // micro-batch counts with its part of the rows, which is 1 / micro-batches if
   // they are of one size, as in Python. Set it to false if the loss sums over
-  // rows. Default: true.
+  // rows.
   bool scale_gradients{true};
 
   // Whether step() returns the outputs of the last stage; set it to false to
-  // save their memory. Default: true.
+  // save their memory.
   bool return_outputs{true};
 
   // The same on all ranks. All holders get the first holder's values, and after

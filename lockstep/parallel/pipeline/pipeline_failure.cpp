@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/words_of.h"
 #include "lockstep/parallel/pipeline/stage_mistake.h"
@@ -64,7 +65,7 @@ std::string failed_peers(const std::vector<ProcessGroupPtr>& groups) {
 // too. Returns which do not answer: "rank 2 did not come in time"; "" if all
 // do, or if the backend itself knows which rank it waits for.
 std::string silent_peers(ProcessGroup& pipeline) {
-  if (pipeline.size() == 1 || pipeline.hears_departures()) return "";
+  if (pipeline.size() == 1 || inside(pipeline).hears_departures()) return "";
   try {
     roll_call(pipeline, "", Deadline::after(kAnswer));
   } catch (const RollCallError& error) {

@@ -85,8 +85,9 @@ class PipelineStage {
   template <typename Module>
   PipelineStage(int index, DistributedDataParallel<Module>& model)
       : PipelineStage(index, model.module(), Shared()) {
-    replicas_ = internal::replicas_of(model.state(), module_);
-    if (model.state().lowers_parameters()) {
+    auto& state = internal::WrapperAccess::state(model);
+    replicas_ = internal::replicas_of(state, module_);
+    if (state.lowers_parameters()) {
       throw std::invalid_argument(
           "a stage of a pipeline cannot be a DistributedDataParallel with "
           "mixed_precision; use Autocast in the module's forward");
@@ -117,10 +118,11 @@ class PipelineStage {
   template <typename Module>
   PipelineStage(int index, const FullyShard<Module>& unit)
       : PipelineStage(index, unit.ptr(), Shared()) {
-    replicas_ = internal::replicas_of(unit.unit());
+    const auto& shared = internal::WrapperAccess::unit(unit);
+    replicas_ = internal::replicas_of(shared);
     forward_ = [call = std::move(forward_),
-                unit = unit.unit()](const std::vector<at::Tensor>& x) {
-      return internal::forward_unit(unit, x, call);
+                shared](const std::vector<at::Tensor>& x) {
+      return internal::forward_unit(shared, x, call);
     };
   }
 
@@ -141,6 +143,8 @@ class PipelineStage {
   internal::StageReplicas* replicas() const { return replicas_.get(); }
 
  private:
+  friend class Pipeline;
+
   struct Shared {};  // tells the constructor below from those above
   template <typename Impl>
   PipelineStage(int index, std::shared_ptr<Impl> module, Shared)
@@ -155,7 +159,7 @@ class PipelineStage {
   std::shared_ptr<torch::nn::Module> module_;
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>
       forward_;
-  std::shared_ptr<internal::StageReplicas> replicas_;
+  std::shared_ptr<internal::StageReplicas> replicas_;  // or null
 };
 
 }  // namespace lockstep

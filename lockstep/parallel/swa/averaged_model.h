@@ -32,17 +32,15 @@ AveragingFunction get_swa_avg_fn();
 
 // The arguments of torch.optim.swa_utils.AveragedModel.
 struct AveragedModelOptions {
-  // ---- Behaviour ----
-
-  // The device of the average. Default: none, which is the model's.
+  // The device of the average. None means the model's.
   std::optional<at::Device> device{};
 
-  // Default: empty, which is get_swa_avg_fn().
+  // How the average takes up a model. Empty means get_swa_avg_fn().
   AveragingFunction avg_fn{};
 
   // Whether buffers are averaged, too. If not, they are those of the model as
   // it was at the last update; update_bn() computes the running statistics of
-  // batch norms anew. Default: false.
+  // batch norms anew.
   bool use_buffers{false};
 };
 

@@ -17,10 +17,8 @@ namespace lockstep {
 
 // The argument `device` of torch.optim.swa_utils.update_bn.
 struct UpdateBnOptions {
-  // ---- Behaviour ----
-
-  // The device to which inputs are moved. Default: none, which leaves them
-  // where they are.
+  // The device to which inputs are moved. None means that they stay where they
+  // are.
   std::optional<at::Device> device{};
 };
 

@@ -31,8 +31,8 @@ struct ColumnParallelLinearOptions {
   // replicated. (DTensor: input_layouts = Shard(1).)
   bool sequence_parallel{false};
 
-  // The dimension of the input that is divided if sequence_parallel is set.
-  // Default: 1, for [batch, sequence, features].
+  // The dimension of the input that is divided if sequence_parallel is set; 1
+  // for [batch, sequence, features].
   int64_t sequence_dim{1};
 
   // Whether backward adds up the ranks' gradients of the input. False if the

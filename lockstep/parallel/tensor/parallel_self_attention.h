@@ -27,7 +27,7 @@ struct ParallelSelfAttentionOptions {
   // Whether the four linear layers have biases.
   bool bias{true};
 
-  // Whether a position sees only itself and those before it. Default: false.
+  // Whether a position sees only itself and those before it.
   bool is_causal{false};
 
   // The probability with which a weight of attention is dropped in training.

@@ -32,8 +32,8 @@ struct RowParallelLinearOptions {
   // output_layouts = Shard(1).)
   bool sequence_parallel{false};
 
-  // The dimension of the output that is divided if sequence_parallel is set.
-  // Default: 1, for [batch, sequence, features].
+  // The dimension of the output that is divided if sequence_parallel is set; 1
+  // for [batch, sequence, features].
   int64_t sequence_dim{1};
 };
 

@@ -20,9 +20,9 @@ struct SequenceParallelNormOptions {
   // The ranks over which the sequence is divided. Null means the default group.
   ProcessGroupPtr group{};
 
-  // Added to the variance (LayerNorm) or the mean of squares (RMSNorm).
-  // Default: none, which is 1e-5 for LayerNorm, and for RMSNorm the smallest
-  // number that changes 1 in the input's dtype.
+  // Added to the variance (LayerNorm) or the mean of squares (RMSNorm). None:
+  // 1e-5 for LayerNorm, and for RMSNorm the smallest number that changes 1 in
+  // the input's dtype.
   std::optional<double> eps{};
 
   // Whether it has a weight, and a LayerNorm a bias.

@@ -19,10 +19,10 @@ struct VocabParallelCrossEntropyOptions {
   // torch::kNone.
   torch::nn::CrossEntropyLossOptions::reduction_t reduction{torch::kMean};
 
-  // Targets of this value add nothing to the loss. Default: -100.
+  // Targets of this value add nothing to the loss.
   int64_t ignore_index{-100};
 
-  // How much of the target goes to all classes alike, from 0 to 1. Default: 0.
+  // How much of the target goes to all classes alike, from 0 to 1.
   double label_smoothing{0};
 };
 

@@ -20,15 +20,15 @@ struct VocabParallelEmbeddingOptions {
   ProcessGroupPtr group{};
 
   // As in torch::nn::EmbeddingOptions: this row of the table is zero at first
-  // and gets no gradient. Default: none.
+  // and gets no gradient.
   std::optional<int64_t> padding_idx{};
 
   // Whether each rank gets its part of the sequence, of which all ranks have
   // equal parts. If it is false, every rank gets all of the output.
   bool sequence_parallel{false};
 
-  // The dimension of the output that is divided if sequence_parallel is set.
-  // Default: 1, for [batch, sequence, features].
+  // The dimension of the output that is divided if sequence_parallel is set; 1
+  // for [batch, sequence, features].
   int64_t sequence_dim{1};
 };
 

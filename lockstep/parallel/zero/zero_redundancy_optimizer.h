@@ -112,18 +112,18 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   explicit ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model,
                                    Options defaults = {},
                                    ZeroRedundancyOptions options = {})
-      : internal::ShardedOptimizer(maker(std::move(defaults)),
-                                   Traits::element_wise, std::nullopt,
-                                   std::move(options), &model.state()) {}
+      : internal::ShardedOptimizer(
+            maker(std::move(defaults)), Traits::element_wise, std::nullopt,
+            std::move(options), &internal::WrapperAccess::state(model)) {}
   // Groups is deduced, so that `{.lr = 1e-3}` is not taken for a list of
   // groups.
   template <class Module, std::same_as<ParamGroups> Groups>
   ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model, Groups groups,
                           Options defaults = {},
                           ZeroRedundancyOptions options = {})
-      : internal::ShardedOptimizer(maker(std::move(defaults)),
-                                   Traits::element_wise, std::move(groups),
-                                   std::move(options), &model.state()) {}
+      : internal::ShardedOptimizer(
+            maker(std::move(defaults)), Traits::element_wise, std::move(groups),
+            std::move(options), &internal::WrapperAccess::state(model)) {}
 
   // Returns this rank's part: one-dimensional pieces of the parameters, and
   // their state.

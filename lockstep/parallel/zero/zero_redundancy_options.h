@@ -22,18 +22,18 @@ struct ZeroRedundancyOptions {
   // must be gathered after a step. Set it to true if all ranks are on one host
   // and parameters take much memory; synchronize() must then be called before
   // parameters are read outside the wrapper. Only with a
-  // DistributedDataParallel. Default: false.
+  // DistributedDataParallel.
   bool shared_parameters{false};
 
   // Whether each parameter is stepped as soon as its gradient is final, in
   // backward(). Saves time if gradients are neither clipped, nor scaled, nor
   // accumulated. Only with a DistributedDataParallel, and not with
-  // shared_parameters. Default: false.
+  // shared_parameters.
   bool step_in_backward{false};
 
   // Whether large parameters are divided over the ranks, or each belongs to one
-  // rank. Most programs leave it. Default: none; ShardingTraits of the
-  // optimizer decides.
+  // rank. Most programs leave it. None means ShardingTraits of the optimizer
+  // decides.
   std::optional<bool> cut_parameters{};
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"
@@ -29,7 +30,9 @@ using testing::World;
 // deadline of the case.
 const InitProcessGroupOptions kPatient{.timeout = seconds(600)};
 
-uint64_t last_number() { return default_group()->flight()->last_number(); }
+uint64_t last_number() {
+  return inside(default_group()).flight()->last_number();
+}
 
 // Rank 1 calls `odd`, the others `call`. Expects both descriptions in the
 // error, with the number of this call in place of "#N".

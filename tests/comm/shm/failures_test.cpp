@@ -15,6 +15,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/create.h"
 #include "tests/comm/failure_of.h"
@@ -82,7 +83,8 @@ void expect_mismatch(const World& world, const std::function<void()>& call,
                      const std::function<void()>& odd, std::string words,
                      std::string odd_words) {
   const auto number =
-      " #" + std::to_string(default_group()->flight()->last_number() + 1);
+      " #" +
+      std::to_string(inside(default_group()).flight()->last_number() + 1);
   for (auto* text : {&words, &odd_words}) {
     text->insert(std::min(text->find(" ("), text->size()), number);
   }

@@ -7,7 +7,6 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -102,8 +101,9 @@ std::vector<torch::Tensor> train(const Run& run, Part part,
     for (int i = 0; i <= run.local_steps; ++i) {
       torch::manual_seed(100 * step + 10 * i + world.rank);
       const auto x = torch::randn({6, 5}, torch::kDouble);
-      std::optional<DistributedDataParallel<Parts>::NoSync> local;
-      if (i < run.local_steps) local.emplace(model.state());
+      using NoSync = DistributedDataParallel<Parts>::NoSync;
+      const std::unique_ptr<NoSync> local(
+          i < run.local_steps ? new NoSync(model.no_sync()) : nullptr);
       auto loss = model(x, part).square().mean();
       for (auto& [name, count] : counts) count = 0;
       loss.backward();

@@ -16,6 +16,7 @@
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/comm/barriers.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
@@ -406,7 +407,7 @@ WORLD_TEST(RingAttention, RanksThatDisagreeAreTold, 2) {
 
 // The elements of all messages that this rank has sent.
 uint64_t elements_sent() {
-  const auto& flight = *default_group()->flight();
+  const auto& flight = *inside(default_group()).flight();
   uint64_t elements = 0;
   for (uint64_t id = 1; id <= flight.last_id(); ++id) {
     FlightRecord record;

@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/lockstep.h"
 #include "lockstep/model_parallel.h"
@@ -52,7 +53,7 @@ struct Counted {
 // Counts the operations of a group that move float32: the larger one of what
 // goes in and what comes out.
 Counted counted(const ProcessGroupPtr& group, const std::string& operation) {
-  const auto& flight = *group->flight();
+  const auto& flight = *inside(group).flight();
   Counted sum;
   for (uint64_t id = 1; id <= flight.last_id(); ++id) {
     FlightRecord record{};

@@ -25,6 +25,7 @@
 #include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/checkpointing/checkpoint.h"
@@ -273,9 +274,9 @@ WORLD_TEST(PipelineFsdp, ReplicasOfShardsAreAveraged, 8) {
 std::map<std::string, std::pair<int, uint64_t>> sent_since(
     const ProcessGroupPtr& group, uint64_t first) {
   std::map<std::string, std::pair<int, uint64_t>> sent;
-  for (uint64_t id = first + 1; id <= group->flight()->last_id(); ++id) {
+  for (uint64_t id = first + 1; id <= inside(group).flight()->last_id(); ++id) {
     FlightRecord record;
-    if (!group->flight()->read(id, record)) continue;
+    if (!inside(group).flight()->read(id, record)) continue;
     auto& [calls, elements] = sent[record.call.operation];
     ++calls;
     elements += record.call.in_elements;
@@ -291,7 +292,7 @@ WORLD_TEST(PipelineFsdp, AStepSendsParametersAndGradientsOnce, 4) {
     ShardedPipeline training(
         groups, schedule_interleaved_zero_bubble(2, micro_batches, 1));
     training.step(world, 0, 64);
-    const uint64_t before = groups.options.group->flight()->last_id();
+    const uint64_t before = inside(groups.options.group).flight()->last_id();
     const Batch batch = batch_of(1, 64);
     training.pipeline->step(training.part(world, batch.x),
                             training.part(world, batch.y));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
@@ -197,7 +198,7 @@ WORLD_TEST(TensorCollectives, AGroupOfOneCommunicatesNothing, 1, 2) {
     auto made = new_group({rank});
     if (made) own = made;
   }
-  const auto before = own->next_sequence_number();
+  const auto before = inside(own).next_sequence_number();
   auto x = drawn(1, {4, 6});
   for (const auto& result :
        {copy_to_tensor_group(x, own), reduce_from_tensor_group(x, own),
@@ -205,7 +206,7 @@ WORLD_TEST(TensorCollectives, AGroupOfOneCommunicatesNothing, 1, 2) {
         all_gather_sequence(x, 1, own), reduce_scatter_sequence(x, 1, own)}) {
     EXPECT_TRUE(result.is_same(x));
   }
-  EXPECT_EQ(own->next_sequence_number(), before + 1);
+  EXPECT_EQ(inside(own).next_sequence_number(), before + 1);
 }
 
 }  // namespace

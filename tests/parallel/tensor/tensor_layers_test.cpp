@@ -12,6 +12,7 @@
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/parallel/tensor/tensor_parallel.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
@@ -302,7 +303,7 @@ WORLD_TEST(TensorLayers, InOneProcessTheyAreLibTorchs, 1) {
   auto group = init_process_group();
   torch::manual_seed(1);
   auto x = torch::randn({2, 6, 8});
-  const auto before = group->next_sequence_number();
+  const auto before = inside(group).next_sequence_number();
   torch::nn::Linear linear(8, 6);
   nn::ColumnParallelLinear column(
       linear, {.gather_output = true, .sequence_parallel = true});
@@ -314,7 +315,7 @@ WORLD_TEST(TensorLayers, InOneProcessTheyAreLibTorchs, 1) {
   torch::nn::LayerNorm plain(torch::nn::LayerNormOptions({8}));
   nn::SequenceParallelLayerNorm norm(plain, nn::SequenceParallelNormOptions{});
   EXPECT_TRUE(torch::equal(norm(x), plain(x)));
-  EXPECT_EQ(group->next_sequence_number(), before + 1);
+  EXPECT_EQ(inside(group).next_sequence_number(), before + 1);
 }
 
 // Parameters keep their place in the whole tensor when the module is cast,

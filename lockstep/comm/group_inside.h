@@ -1,0 +1,116 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/process_mark.h"
+#include "lockstep/comm/life_signs.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/trace/flight_recorder.h"
+
+namespace lockstep::internal {
+
+class Deadline;
+class DirectReduce;
+
+// The part of a process group that only the library uses: numbers of calls,
+// their records, and how the group ends. Every ProcessGroup is one.
+class GroupInside final : public ProcessGroup {
+ public:
+  // `global_ranks[i]` is the rank in the default group of this group's rank i.
+  // `life_signs` are those of the default group, or none.
+  GroupInside(std::string name, int rank, std::vector<int> global_ranks,
+              std::chrono::milliseconds timeout,
+              c10::intrusive_ptr<c10d::Store> store,
+              std::shared_ptr<LifeSigns> life_signs, Backends backends,
+              std::string backend_config, bool checks_calls);
+  ~GroupInside();
+
+  // Numbers the collectives of this group from 1, in the order in which they
+  // are called; equal on all ranks as long as the ranks make the same calls.
+  uint64_t next_sequence_number() { return ++sequence_number_; }
+  // Numbers the collectives without reductions of buckets: CurrentCall::entry.
+  uint64_t next_entry() { return ++entries_; }
+  // Numbers the roll calls (roll_call.h).
+  uint64_t next_roll_call() { return ++roll_calls_; }
+  // Numbers the groups that split_group() makes of the same `ranks` of this
+  // group. Only these ranks count, so that the others need not call.
+  uint64_t next_split(const std::vector<int>& ranks);
+
+  // The last operations of this group (docs/flight-recorder.md). Code that does
+  // not go through run_collective() begins and ends its own record here. Never
+  // null; shared with operations that outlive the group.
+  const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
+
+  // Whether this is the copy in a child process that was forked after the group
+  // was made.
+  bool is_foreign() const { return made_in_.is_foreign(); }
+  // Throws std::runtime_error if is_foreign().
+  void require_own_process() const {
+    if (is_foreign()) refuse_in_child();
+  }
+
+  // Whether the CPU backend itself notices when any peer goes, and says so in
+  // its errors.
+  bool hears_departures() const;
+
+  // The CPU backend's shortest way to reduce; nullptr if it has none, or the
+  // group was destroyed.
+  DirectReduce* direct_reduce() const { return direct_reduce_; }
+
+  // If ranks share memory, waits for pending operations and tells the peers
+  // that this rank has left: operations in which they still wait for it fail at
+  // once. Later calls throw an error that says so. No other thread may use the
+  // group meanwhile.
+  void leave();
+
+  // Says that an operation of this rank, in whatever group, failed because of
+  // other ranks. If this rank then ends, peers that share memory with it blame
+  // `cause` ("rank 3 died"), and not this rank. The first cause counts; the
+  // group goes on. Any thread.
+  void keep_cause(const std::string& cause);
+
+  // Blocks until the peers have connected to this rank, too, or the deadline is
+  // over. Returns at once if a peer is gone, or the group was aborted.
+  void await_peers(const Deadline& deadline) const;
+
+  // Calls leave() and then releases the backends, unless they were aborted;
+  // blocks as their destructors do.
+  void close();
+
+ private:
+  friend class lockstep::ProcessGroup;
+
+  [[noreturn]] void refuse_in_child() const;
+
+  const ProcessMark made_in_{};
+  std::shared_ptr<LifeSigns> life_signs_;
+  DirectReduce* direct_reduce_ = nullptr;  // one of the backends
+  bool closed_ = false;
+  bool aborted_ = false;
+  std::mutex cause_mutex_;
+  std::string cause_;  // the first one given to keep_cause()
+  std::shared_ptr<FlightRecorder> flight_;
+  std::atomic<uint64_t> sequence_number_{0};
+  std::atomic<uint64_t> entries_{0};
+  std::atomic<uint64_t> roll_calls_{0};
+  std::mutex splits_mutex_;
+  std::map<std::vector<int>, uint64_t> splits_;
+};
+
+inline GroupInside& inside(ProcessGroup& group) {
+  return static_cast<GroupInside&>(group);
+}
+inline const GroupInside& inside(const ProcessGroup& group) {
+  return static_cast<const GroupInside&>(group);
+}
+inline GroupInside& inside(const ProcessGroupPtr& group) {
+  return inside(*group);
+}
+
+}  // namespace lockstep::internal
