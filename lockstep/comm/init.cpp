@@ -16,12 +16,11 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/backend_registry.h"
-#include "lockstep/comm/existing_groups.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
-#include "lockstep/comm/words_of.h"
 #include "lockstep/state/digest.h"
 #include "lockstep/worker/crash_handler.h"
 #include "lockstep/worker/error_file.h"
