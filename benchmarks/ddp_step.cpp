@@ -36,7 +36,7 @@
 #include <vector>
 
 #include <lockstep/lockstep.h>
-#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/adam.h>
 #include <lockstep/optim/sgd.h>
 #include <lockstep/parallel/zero/zero_redundancy_optimizer.h>
 #include <lockstep/trace/span.h>

@@ -17,10 +17,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   checkpoint/snapshot_saver.h
   checkpoint/state_item.h
   checkpoint/training_state.h
-  comm/barriers.h
   comm/collective_options.h
   comm/collectives.h
-  comm/data_movement.h
   comm/distinct_tensors.h
   comm/empty_shared.h
   comm/gradient_shards.h
@@ -31,94 +29,51 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/point_to_point.h
   comm/process_group.h
   comm/record.h
-  comm/reductions.h
   comm/stop_request.h
   data/batch_sampler.h
   data/bucket_batch_sampler.h
   data/collate.h
   data/data_file_error.h
   data/data_loader.h
-  data/data_loader_error.h
   data/dataset.h
   data/datasets/any_dataset.h
-  data/datasets/batch_map_dataset.h
   data/datasets/cifar_dataset.h
-  data/datasets/concat_dataset.h
   data/datasets/csv_dataset.h
   data/datasets/idx_dataset.h
   data/datasets/image_folder.h
   data/datasets/map_dataset.h
-  data/datasets/mnist_dataset.h
-  data/datasets/random_split.h
-  data/datasets/repeated_dataset.h
   data/datasets/safetensors_dataset.h
-  data/datasets/shuffled_dataset.h
-  data/datasets/subset.h
-  data/datasets/take_dataset.h
+  data/datasets/selected_samples.h
   data/datasets/token_dataset.h
   data/distributed_sampler.h
-  data/distributed_weighted_sampler.h
-  data/random_sampler.h
   data/sample_random.h
-  data/sample_seed.h
   data/sampler.h
-  data/sampler_of_batches.h
-  data/sequential_sampler.h
-  data/subset_random_sampler.h
+  data/samplers.h
   data/tensor_dataset.h
-  data/transforms/center_crop.h
-  data/transforms/compose.h
-  data/transforms/normalize.h
-  data/transforms/random_crop.h
-  data/transforms/random_horizontal_flip.h
-  data/transforms/random_resized_crop.h
-  data/transforms/resize.h
-  data/transforms/to_float.h
-  data/weighted_random_sampler.h
+  data/transforms.h
   launch/process/process_count.h
   launch/spawn.h
   launch/process/usable_cores.h
   launch/process/visible_gpus.h
   lockstep.h
-  metrics/accuracy.h
-  metrics/confusion_matrix.h
-  metrics/mean.h
   metrics/memory_stats.h
   metrics/metric.h
   metrics/metrics.h
-  metrics/perplexity.h
-  metrics/sum.h
   model_parallel.h
   observe/metrics_logger.h
   observe/profiler.h
-  observe/profiler_schedule.h
   observe/progress_bar.h
   observe/summary_writer.h
   observe/system_metrics.h
-  observe/system_metrics_sampler.h
   optim/adam.h
-  optim/adamw.h
-  optim/lr_scheduler/anneal_strategy.h
-  optim/lr_scheduler/chained_scheduler.h
-  optim/lr_scheduler/constant_lr.h
-  optim/lr_scheduler/cosine_annealing_lr.h
-  optim/lr_scheduler/cosine_annealing_warm_restarts.h
-  optim/lr_scheduler/cyclic_lr.h
-  optim/lr_scheduler/exponential_lr.h
-  optim/lr_scheduler/lambda_lr.h
-  optim/lr_scheduler/linear_lr.h
-  optim/lr_scheduler/linear_scaling.h
+  optim/lr_scheduler/composed_schedulers.h
+  optim/lr_scheduler/cosine_annealing.h
+  optim/lr_scheduler/cyclic_schedulers.h
+  optim/lr_scheduler/formula_schedulers.h
+  optim/lr_scheduler/lambda_schedulers.h
   optim/lr_scheduler/lr_scheduler.h
   optim/lr_scheduler/lr_schedulers.h
-  optim/lr_scheduler/multi_step_lr.h
-  optim/lr_scheduler/multiplicative_lr.h
-  optim/lr_scheduler/one_cycle_lr.h
-  optim/lr_scheduler/per_group.h
-  optim/lr_scheduler/polynomial_lr.h
   optim/lr_scheduler/reduce_lr_on_plateau.h
-  optim/lr_scheduler/schedule.h
-  optim/lr_scheduler/sequential_lr.h
-  optim/lr_scheduler/step_lr.h
   optim/lr_scheduler/swalr.h
   optim/sgd.h
   parallel/checkpointing/checkpoint.h

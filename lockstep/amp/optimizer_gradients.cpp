@@ -6,9 +6,9 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/gradient_shards.h"
-#include "lockstep/comm/reductions.h"
 #include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {

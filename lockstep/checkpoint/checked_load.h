@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/module_state.h"
-#include "lockstep/checkpoint/optimizer_shards.h"
-#include "lockstep/checkpoint/optimizer_wrapper.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 // state_dict() and load_state_dict() (module_state.h, optimizer_state.h) in

@@ -18,7 +18,7 @@
 #include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
-#include "lockstep/comm/words_of.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep {

@@ -2,10 +2,51 @@
 
 #include <torch/nn/module.h>
 
+#include <concepts>
+#include <functional>
+#include <initializer_list>
 #include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/module_state.h"
-#include "lockstep/checkpoint/renaming.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep::internal {
+
+// Maps names in a file to names of a module, if the two differ:
+//
+//   .rename = {{"backbone.", ""}, {"head.", "fc."}}
+//   .rename = [](const std::string& name) { return "net." + name; }
+//
+// Only the first prefix in the list with which a name begins is replaced. A
+// name that begins with none of them stays as it is.
+class Renaming {
+ public:
+  using Prefixes = std::vector<std::pair<std::string, std::string>>;
+
+  Renaming() = default;
+  Renaming(std::initializer_list<Prefixes::value_type> prefixes)
+      : Renaming(Prefixes(prefixes)) {}
+  Renaming(Prefixes prefixes);
+
+  template <class Function>
+    requires(!std::same_as<std::remove_cvref_t<Function>, Renaming> &&
+             std::is_invocable_r_v<std::string, Function&, const std::string&>)
+  Renaming(Function function) : function_(std::move(function)) {}
+
+  // Returns the tensors under their new names, in the same order. Throws
+  // std::invalid_argument if two tensors would get the same name.
+  NamedTensors apply(NamedTensors tensors) const;
+
+ private:
+  std::function<std::string(const std::string&)> function_;
+};
+
+}  // namespace lockstep::internal
+
+namespace lockstep {
 
 // A model's weights in a file of their own, to exchange with Python. (For
 // everything that a run needs to continue see training_state.h.)
@@ -22,7 +63,6 @@
 // No communication: each process that calls these functions reads or writes.
 // One rank should save; each rank that loads does so by itself, and all must be
 // given the same file. Both functions block on the disk.
-namespace lockstep {
 
 // Writes what Python's torch.save(module.state_dict(), path) does: parameters
 // and buffers under Python's names and in its order (module_state.h), for

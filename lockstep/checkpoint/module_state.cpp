@@ -11,7 +11,7 @@
 #include <stdexcept>
 
 #include "lockstep/checkpoint/checked_load.h"
-#include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {

@@ -17,7 +17,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_fields.h"
-#include "lockstep/checkpoint/optimizer_wrapper.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/state/maximize_option.h"

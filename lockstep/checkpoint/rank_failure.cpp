@@ -4,7 +4,7 @@
 #include <stdexcept>
 
 #include "lockstep/checkpoint/snapshot_error.h"
-#include "lockstep/comm/words_of.h"
+#include "lockstep/comm/errors.h"
 
 namespace lockstep::internal {
 namespace {

@@ -15,7 +15,7 @@
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
-#include "lockstep/comm/words_of.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/stop_signals.h"

@@ -11,7 +11,7 @@
 
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
-#include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/comm/version_of.h"
 
 namespace lockstep::internal {

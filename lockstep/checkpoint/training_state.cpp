@@ -21,7 +21,7 @@
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/state_items.h"
-#include "lockstep/comm/words_of.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/training_counters.h"

@@ -1,4 +1,4 @@
-#include "lockstep/cli/bench.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <string>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "lockstep/cli/completion.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <iostream>
 #include <string>

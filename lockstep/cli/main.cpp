@@ -9,18 +9,8 @@
 #include <vector>
 
 #include "lockstep/base/shown_text.h"
-#include "lockstep/cli/bench.h"
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/completion.h"
-#include "lockstep/cli/doctor.h"
-#include "lockstep/cli/inspect.h"
-#include "lockstep/cli/jobs/jobs.h"
-#include "lockstep/cli/jobs/profile.h"
-#include "lockstep/cli/jobs/stacks.h"
-#include "lockstep/cli/jobs/status.h"
-#include "lockstep/cli/jobs/top.h"
-#include "lockstep/cli/report.h"
-#include "lockstep/cli/run.h"
+#include "lockstep/cli/subcommands.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace {

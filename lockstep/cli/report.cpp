@@ -1,14 +1,12 @@
-#include "lockstep/cli/report.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <memory>
 #include <string>
 
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/report/merged_trace.h"
-#include "lockstep/cli/report/scaling.h"
-#include "lockstep/cli/report/trace_file_error.h"
 #include "lockstep/cli/report/trace_folder.h"
 #include "lockstep/cli/report/trace_report.h"
+#include "lockstep/cli/report/trace_scan.h"
 
 namespace lockstep::internal {
 namespace {

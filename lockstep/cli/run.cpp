@@ -1,4 +1,4 @@
-#include "lockstep/cli/run.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <cstdio>
 #include <ctime>

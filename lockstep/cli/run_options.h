@@ -9,6 +9,7 @@
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/launch/agent/local_agent.h"
 #include "lockstep/launch/agent/metrics_endpoint.h"
+#include "lockstep/launch/agent/worker_group.h"
 #include "lockstep/launch/nodes/job_member.h"
 
 namespace lockstep::internal {

@@ -6,13 +6,25 @@
 #include <vector>
 
 #include "lockstep/comm/gather_texts.h"
-#include "lockstep/comm/launched_world.h"
 #include "lockstep/comm/process_group.h"
+
+namespace lockstep::internal {
+
+// The world of a process, as it is described, without any environment, by a
+// launcher that has its own means of communication (mpirun). Internal to comm.
+struct LaunchedWorld {
+  int rank;
+  int size;
+  bool one_host;
+  // Returns rank 0's text on every rank, 500 characters at most; the texts of
+  // the others are ignored. Each rank calls it once. Blocks until rank 0 has
+  // called it; throws c10::DistBackendError when the time for that is over.
+  std::function<std::string(const std::string&)> from_rank_zero;
+};
 
 // The seam between the core and the backends. A backend is a folder with one
 // public function, create(), and one entry in register_backends.cpp; the core
 // includes no header of a backend.
-namespace lockstep::internal {
 
 struct BackendRequest {
   c10::intrusive_ptr<c10d::Store> store;  // for this group and device type only

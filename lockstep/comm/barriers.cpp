@@ -1,9 +1,9 @@
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 
 #include <c10/util/StringUtil.h>
 
 #include "lockstep/comm/collective_work.h"
-#include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/trace/span.h"

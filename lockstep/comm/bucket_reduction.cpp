@@ -10,10 +10,9 @@
 
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 
 namespace lockstep::internal {
 namespace {

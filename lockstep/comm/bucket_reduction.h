@@ -9,10 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/iteration_words.h"
+#include "lockstep/comm/bucket_terms.h"
 #include "lockstep/comm/process_group.h"
-#include "lockstep/comm/results.h"
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal {
 

@@ -9,8 +9,7 @@
 #include <thread>
 
 #include "lockstep/comm/buffers.h"
-#include "lockstep/comm/disagreement.h"
-#include "lockstep/comm/existing_groups.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/worker/error_file.h"

@@ -1,4 +1,4 @@
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 
 #include <ATen/ATen.h>
 

@@ -6,9 +6,6 @@
 #include <utility>
 
 #include "lockstep/comm/backend_traits.h"
-#include "lockstep/comm/direct_reduce.h"
-#include "lockstep/comm/peer_notices.h"
-
 namespace lockstep::internal {
 
 GroupInside::GroupInside(std::string name, int rank,

@@ -238,5 +238,18 @@ ProcessGroupPtr group_or_default(ProcessGroupPtr given);
 // The same for what also works in a process without groups: returns null there.
 ProcessGroupPtr group_if_any(ProcessGroupPtr given);
 
+struct ExistingGroups {
+  // The default group and the others that this rank is a member of, in the
+  // order in which they were made.
+  std::vector<ProcessGroupPtr> groups{};
+  // How many groups were made since init_process_group(), those included that
+  // this rank is not a member of; torch.distributed.get_pg_count().
+  int count = 0;
+};
+
+// Any thread may call.
+ExistingGroups existing_groups();
+
 }  // namespace internal
+
 }  // namespace lockstep

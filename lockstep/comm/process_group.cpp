@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/group_inside.h"
-#include "lockstep/comm/peer_notices.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "lockstep/comm/reductions.h"
+#include "lockstep/comm/collectives.h"
 
 #include <ATen/ATen.h>
 
@@ -7,7 +7,6 @@
 
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
-#include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/step_in_caller.h"
 #include "lockstep/trace/span.h"

@@ -3,9 +3,9 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/check_in.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/launched_world.h"
 #include "lockstep/comm/life_signs.h"
 
 namespace lockstep::internal {

@@ -6,8 +6,8 @@
 #include <csignal>
 
 #include "lockstep/base/signal_list.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/worker/stop_signals.h"
 

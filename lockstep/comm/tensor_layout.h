@@ -8,7 +8,6 @@
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/state/box.h"
-#include "lockstep/state/range.h"
 
 namespace lockstep::internal {
 

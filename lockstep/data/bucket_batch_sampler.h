@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/epoch_state.h"
+#include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/resumable_sampler.h"
-#include "lockstep/data/sampler_of_batches.h"
 
 namespace lockstep {
 

@@ -2,10 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <exception>
-#include <stdexcept>
-
-#include "lockstep/comm/words_of.h"
+#include "lockstep/comm/errors.h"
 
 namespace lockstep::internal {
 namespace {

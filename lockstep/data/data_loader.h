@@ -1,31 +1,96 @@
 #pragma once
 
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/Device.h>
 
 #include <chrono>
 #include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/batch_tensors.h"
 #include "lockstep/data/batch_transfer.h"
 #include "lockstep/data/collate.h"
-#include "lockstep/data/data_loader_error.h"
 #include "lockstep/data/dataset_access.h"
-#include "lockstep/data/loop_modes.h"
 #include "lockstep/data/ordered_prefetch.h"
 #include "lockstep/data/pass_plan.h"
-#include "lockstep/data/sample_seed.h"
+#include "lockstep/data/sample_random.h"
 #include "lockstep/data/sampler.h"
-#include "lockstep/data/sampler_of_batches.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/training_counters.h"
 
+namespace lockstep::internal {
+
+// The modes of the thread that makes this object, for other threads that work
+// for it: what Autocast, NoGradGuard and InferenceMode set.
+class LoopModes {
+ public:
+  // Gives the thread these modes until it ends.
+  class Guard {
+   public:
+    explicit Guard(const LoopModes& modes) : guard_(modes.state_) {
+      // A profiler of the loop's thread may end before the pass does, so this
+      // thread keeps its own.
+      at::set_record_function_tls_(own_callbacks_);
+      c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(own_profiler_);
+    }
+
+   private:
+    const at::RecordFunctionTLS own_callbacks_ = at::get_record_function_tls_();
+    const std::shared_ptr<c10::ThreadLocalDebugInfo> own_profiler_ =
+        c10::ThreadLocalDebugInfo::current();
+    const at::ThreadLocalStateGuard guard_;
+  };
+
+ private:
+  at::ThreadLocalState state_;
+};
+
+}  // namespace lockstep::internal
+
 namespace lockstep {
+
+// The exception of the loop over a DataLoader if the dataset, or the function
+// that collates, has thrown. It says at which samples; the exception itself is
+// nested:
+//
+//   try {
+//     for (auto& batch : loader) { ... }
+//   } catch (const lockstep::DataLoaderError& error) {
+//     // error.what(): "DataLoader: the dataset failed at sample 9, in batch 2
+//     // of this loop: cannot read b.png"
+//     error.rethrow_nested();  // the exception that the dataset threw
+//   }
+class DataLoaderError : public std::runtime_error,
+                        public std::nested_exception {
+ public:
+  // Nests the exception that is being handled.
+  DataLoaderError(const std::string& what, int64_t batch,
+                  std::vector<size_t> indices)
+      : std::runtime_error(what), batch_(batch), indices_(std::move(indices)) {}
+
+  // Returns the number of the batch in its loop, from 0.
+  int64_t batch() const { return batch_; }
+
+  // Returns the index of the sample that failed. If that is not known, because
+  // the dataset has no get() or collating failed, these are the indices of all
+  // samples in the batch.
+  const std::vector<size_t>& indices() const { return indices_; }
+
+ private:
+  int64_t batch_;
+  std::vector<size_t> indices_;
+};
 
 // The arguments of torch.utils.data.DataLoader that have a meaning here, with
 // the same names and defaults (PyTorch documentation), and two more.

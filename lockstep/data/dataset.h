@@ -33,8 +33,8 @@ namespace lockstep {
 //
 // - `size()`, which returns a number (or an optional with one), and
 // - `get(size_t)`, or `get_batch(c10::ArrayRef<size_t>)`, or both, or such
-//   functions that also take seeds (lockstep/data/sample_seed.h): a dataset of
-//   LibTorch, a TensorDataset, a class without a base.
+//   functions that also take seeds (lockstep/data/sample_random.h): a dataset
+//   of LibTorch, a TensorDataset, a class without a base.
 //
 // The loader refers to its dataset. The classes that change one keep a *copy*,
 // and also take a std::shared_ptr<D>. The datasets of this library share their

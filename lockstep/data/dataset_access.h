@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/data/collate.h"
-#include "lockstep/data/sample_seed.h"
+#include "lockstep/data/sample_random.h"
 
 namespace lockstep::internal {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "lockstep/data/dataset_access.h"
-#include "lockstep/data/dataset_size.h"
-#include "lockstep/data/sample_seed.h"
+#include "lockstep/data/sample_random.h"
+#include "lockstep/data/sampler.h"
 
 namespace lockstep::internal {
 

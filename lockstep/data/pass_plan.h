@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/data/sample_seed.h"
+#include "lockstep/data/batch_sampler.h"
+#include "lockstep/data/sample_random.h"
 #include "lockstep/data/sampler.h"
-#include "lockstep/data/sampler_of_batches.h"
 
 namespace lockstep::internal {
 

@@ -1,4 +1,4 @@
-#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/kernels.h"
 
 #include <cstdint>
 #include <cstring>

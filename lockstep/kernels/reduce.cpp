@@ -1,4 +1,4 @@
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 
 #include "lockstep/kernels/reduce_dispatch.h"
 

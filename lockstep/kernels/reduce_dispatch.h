@@ -1,6 +1,6 @@
 #pragma once
 
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 
 // Internal to kernels. There is one file for each family of element types,
 // because a file is compiled for every instruction set: so none takes minutes

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 #include "lockstep/kernels/scalar_elements.h"
 
 namespace lockstep::internal::kernels {

@@ -1,5 +1,5 @@
+#include "lockstep/kernels/kernels.h"
 #include "lockstep/kernels/scalar_elements.h"
-#include "lockstep/kernels/scale.h"
 
 namespace lockstep::internal::kernels {
 

@@ -7,11 +7,16 @@
 #include <variant>
 #include <vector>
 
+namespace lockstep::internal {
+
+// Returns the CRC-32C of the bytes: the polynomial of Castagnoli, as iSCSI has
+// it (RFC 3720, sections 12.1 and B.4).
+uint32_t crc32c(std::string_view bytes);
+
 // The events of TensorBoard's files: messages of Protocol Buffers
 // (tensorboard/compat/proto/event.proto and summary.proto in TensorBoard's
 // repository), with the fields that Python's torch.utils.tensorboard sets.
 // Texts must be UTF-8.
-namespace lockstep::internal {
 
 // When: seconds since 1970, and the step of the training.
 struct EventTime {

@@ -5,7 +5,7 @@
 #include <exception>
 #include <utility>
 
-#include "lockstep/comm/words_of.h"
+#include "lockstep/comm/errors.h"
 
 namespace lockstep::internal {
 namespace {

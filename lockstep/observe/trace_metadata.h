@@ -1,12 +1,37 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/observe/clock_offset.h"
+
+namespace lockstep::internal {
+
+// The difference that must be added to a time of this rank's clock to get the
+// time of the clock of the group's rank 0, and the most by which that may be
+// wrong. In nanoseconds; both are 0 on rank 0.
+struct ClockOffset {
+  int64_t offset_ns = 0;
+  int64_t uncertainty_ns = 0;
+};
+
+// Returns nanoseconds since 1970 of the clock by which Kineto writes times.
+int64_t trace_clock();
+
+// Measures the offset by messages between rank 0 and each other rank, one after
+// the other. Of several round trips the fastest counts: rank 0's answer was
+// given at some time between question and answer, so the error is at most half
+// of the round trip (F. Cristian, "Probabilistic clock synchronization",
+// Distributed Computing 3, 1989).
+//
+// Collective; the errors are those of send() and recv(). Profilers see nothing
+// of it. `clock` replaces trace_clock() in tests.
+ClockOffset measure_clock_offset(
+    const ProcessGroupPtr& group,
+    const std::function<int64_t()>& clock = trace_clock);
 
 // The objects that a trace has beside its events.
-namespace lockstep::internal {
 
 // Returns "distributedInfo" as JSON, as torch/profiler/profiler.py writes it
 // for Python's trace tools: the default group's backend, rank and size, and all

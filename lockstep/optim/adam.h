@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "lockstep/optim/fused_optimizer.h"
 
 namespace lockstep {
+
 namespace internal {
 
 // The options of torch.optim.Adam and torch.optim.AdamW (PyTorch
@@ -86,7 +88,7 @@ namespace optim {
 // its gradient and its moments. The numbers are those of Python's
 // torch.optim.Adam(fused=True), bit for bit.
 //
-// adamw.h lists what holds for all optimizers of this folder.
+// AdamW lists what holds for all optimizers of this folder.
 class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
  public:
   using FusedOptimizer::FusedOptimizer;
@@ -97,4 +99,83 @@ class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
 };
 
 }  // namespace optim
+
+namespace optim {
+
+using AdamWOptions =
+    internal::AdamLikeOptions<torch::optim::AdamWOptions, true>;
+using AdamWGroup = internal::AdamLikeGroup<torch::optim::AdamWOptions>;
+
+}  // namespace optim
+
+namespace internal {
+
+struct AdamWTypes {
+  static constexpr const char* kName = "AdamW";
+  using Base = torch::optim::AdamW;
+  using TorchOptions = torch::optim::AdamWOptions;
+  using State = torch::optim::AdamWParamState;
+  using Options = optim::AdamWOptions;
+  using Group = optim::AdamWGroup;
+};
+
+}  // namespace internal
+
+namespace optim {
+
+// torch::optim::AdamW with LibTorch's fused kernel: one pass over a parameter,
+// its gradient and its moments. The numbers are those of Python's
+// torch.optim.AdamW(fused=True), bit for bit.
+//
+// This holds for all optimizers of this folder:
+// - They are LibTorch's own classes with another step(): parameter groups,
+//   their options (torch::optim::...Options), learning-rate schedulers, state,
+//   snapshots and save()/load() are LibTorch's, and a snapshot can be exchanged
+//   between both and with Python. `maximize` is what the constructor was given:
+//   a snapshot holds it, and loads only into an optimizer that has the same; an
+//   archive of save() does not hold it.
+// - A group of LibTorch's that has options keeps all of them as they are:
+//   each group of torch.optim.AdamW([{"params": a, "weight_decay": 0.0}, ...])
+//   has the numbers that were given. LibTorch 2.13's own classes, and
+//   add_param_group() through a reference to torch::optim::Optimizer, which is
+//   not virtual, replace an option that equals the default of its class by the
+//   optimizer's, so that a group of SGD cannot decay by 0. A group of this
+//   folder (AdamWGroup) has the optimizer's options where it gives none, as in
+//   Python. If a group of LibTorch's has an option that equals the default of
+//   its class and is not the optimizer's, this is said once (TORCH_WARN_ONCE),
+//   since a program that relies on LibTorch's rule means the optimizer's. A
+//   group with options of another optimizer is refused with
+//   std::invalid_argument.
+// - Complex parameters are stepped as pairs of reals, as Python's optimizers
+//   without `fused` do; LibTorch's own classes compute other numbers.
+// - A parameter that is named twice in a group, as module->parameters() names
+//   tied weights, is kept once, as in Python: it is stepped once and has one
+//   number in snapshots. A parameter in two groups makes the constructor and
+//   add_param_group() throw std::invalid_argument. (Not so if the group is
+//   added through a reference to torch::optim::Optimizer, whose
+//   add_param_group() is not virtual.)
+// - A parameter without a gradient is skipped. Parameters must be dense and of
+//   a floating or complex dtype; step() throws std::invalid_argument for the
+//   first one that is not, that has a sparse gradient, or whose state has other
+//   sizes, another dtype or another device. Earlier groups have been stepped
+//   then.
+// - If memory for the state runs out, step() throws before a parameter of that
+//   group, dtype and device has changed (of half and bfloat16 parameters of SGD
+//   on the CPU: before the present one has), and can be called again.
+// - Results do not depend on how a parameter is cut into pieces, if all pieces
+//   but the last are multiples of 64 elements, nor on the number of threads.
+//
+// The constructor throws c10::Error for options that make no sense, as LibTorch
+// does. Threads: one at a time.
+class AdamW : public internal::FusedOptimizer<internal::AdamWTypes> {
+ public:
+  using FusedOptimizer::FusedOptimizer;
+  template <class = void>
+  explicit AdamW(  // no such option
+      const std::vector<at::Tensor>&, ...) = delete;
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+}  // namespace optim
+
 }  // namespace lockstep

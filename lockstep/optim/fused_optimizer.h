@@ -27,7 +27,7 @@ class MeantOptions final : public TorchOptions {
 
 // The base of the optimizers of lockstep::optim: LibTorch's class
 // `Types::Base` with options that are members (Options) and groups that give
-// some of them (Group). adamw.h lists what holds for all of them.
+// some of them (Group). AdamW lists what holds for all of them.
 template <class Types>
 class FusedOptimizer : public Types::Base, public MaximizeOption {
  public:

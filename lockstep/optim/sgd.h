@@ -60,7 +60,7 @@ namespace optim {
 // for half and bfloat16 parameters on the CPU, which that kernel of LibTorch
 // 2.13 steps wrongly, they are those of SGD(fused=False).
 //
-// adamw.h lists what holds for all optimizers of this folder.
+// AdamW lists what holds for all optimizers of this folder.
 class SGD : public internal::FusedOptimizer<internal::SGDTypes> {
  public:
   using FusedOptimizer::FusedOptimizer;

@@ -4,11 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "lockstep/cli/doctor/gloo_interface.h"
-#include "lockstep/cli/doctor/gpus.h"
-#include "lockstep/cli/doctor/nccl_interface.h"
-#include "lockstep/cli/doctor/network_interfaces.h"
-#include "lockstep/cli/doctor/nvml.h"
+#include "lockstep/cli/doctor/gpu_checks.h"
+#include "lockstep/cli/doctor/network_checks.h"
 #include "tests/cli/fake_machine.h"
 #include "tests/cli/lowered_limit.h"
 

@@ -2,14 +2,7 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
-#include "lockstep/cli/doctor/clock.h"
-#include "lockstep/cli/doctor/cores.h"
-#include "lockstep/cli/doctor/dev_shm.h"
-#include "lockstep/cli/doctor/huge_pages.h"
-#include "lockstep/cli/doctor/limits.h"
-#include "lockstep/cli/doctor/memory.h"
-#include "lockstep/cli/doctor/numa.h"
-#include "lockstep/cli/doctor/shared_memory.h"
+#include "lockstep/cli/doctor/host_checks.h"
 #include "tests/cli/fake_machine.h"
 #include "tests/cli/lowered_limit.h"
 

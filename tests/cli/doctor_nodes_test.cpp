@@ -8,12 +8,10 @@
 #include <set>
 #include <thread>
 
-#include "lockstep/cli/doctor/doctor_report.h"
+#include "lockstep/cli/doctor/finding.h"
+#include "lockstep/cli/doctor/nodes/examine_nodes.h"
 #include "lockstep/cli/doctor/nodes/link_listener.h"
-#include "lockstep/cli/doctor/nodes/link_plan.h"
 #include "lockstep/cli/doctor/nodes/link_probe.h"
-#include "lockstep/cli/doctor/nodes/meeting.h"
-#include "lockstep/cli/doctor/nodes/node_record.h"
 #include "lockstep/cli/doctor/nodes/nodes_findings.h"
 #include "tests/harness/message_of.h"
 #include "tests/launch/memory_agent_store.h"

@@ -4,10 +4,8 @@
 #include <signal.h>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/cli/doctor/all_reduce.h"
-#include "lockstep/cli/doctor/captured_program.h"
-#include "lockstep/cli/doctor/doctor_report.h"
-#include "lockstep/cli/doctor/libtorch.h"
+#include "lockstep/cli/doctor/finding.h"
+#include "lockstep/cli/doctor/program_checks.h"
 #include "tests/harness/running_program.h"
 
 namespace lockstep::internal::testing {

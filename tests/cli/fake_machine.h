@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-#include "lockstep/cli/doctor/machine_roots.h"
+#include "lockstep/cli/doctor/finding.h"
 
 namespace lockstep::internal::testing {
 

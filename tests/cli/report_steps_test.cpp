@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <random>
 
-#include "lockstep/cli/report/activity.h"
-#include "lockstep/cli/report/interval.h"
-#include "lockstep/cli/report/operator_flops.h"
 #include "lockstep/cli/report/step_time.h"
 #include "lockstep/cli/report/straggler.h"
+#include "lockstep/cli/report/trace_events.h"
 
 namespace lockstep::internal::testing {
 namespace {

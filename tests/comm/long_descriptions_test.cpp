@@ -7,8 +7,8 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 #include "lockstep/worker/worker_call.h"
 #include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"

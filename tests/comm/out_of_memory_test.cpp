@@ -1,4 +1,4 @@
-#include "lockstep/comm/out_of_memory.h"
+#include "lockstep/comm/uncaught.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>

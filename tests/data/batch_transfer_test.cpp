@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "lockstep/data/data_loader.h"
-#include "lockstep/data/sequential_sampler.h"
+#include "lockstep/data/samplers.h"
 #include "lockstep/data/tensor_dataset.h"
 
 namespace batch_transfer_test_user {

@@ -7,7 +7,7 @@
 #include <complex>
 
 #include "lockstep/data/data_loader.h"
-#include "lockstep/data/sequential_sampler.h"
+#include "lockstep/data/samplers.h"
 
 // Types of a program, outside Lockstep's namespaces.
 namespace collate_test_user {

@@ -16,13 +16,10 @@
 
 #include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/bucket_batch_sampler.h"
-#include "lockstep/data/datasets/take_dataset.h"
+#include "lockstep/data/datasets/selected_samples.h"
 #include "lockstep/data/distributed_sampler.h"
-#include "lockstep/data/random_sampler.h"
-#include "lockstep/data/sequential_sampler.h"
-#include "lockstep/data/subset_random_sampler.h"
+#include "lockstep/data/samplers.h"
 #include "lockstep/data/tensor_dataset.h"
-#include "lockstep/data/weighted_random_sampler.h"
 #include "tests/harness/kept_warnings.h"
 
 namespace lockstep::internal {

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "lockstep/data/data_loader.h"
-#include "lockstep/data/sequential_sampler.h"
+#include "lockstep/data/samplers.h"
 #include "lockstep/data/tensor_dataset.h"
 
 namespace lockstep::internal {

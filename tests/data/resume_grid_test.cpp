@@ -11,8 +11,7 @@
 #include "lockstep/data/bucket_batch_sampler.h"
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
-#include "lockstep/data/distributed_weighted_sampler.h"
-#include "lockstep/data/random_sampler.h"
+#include "lockstep/data/samplers.h"
 #include "tests/harness/kept_warnings.h"
 
 namespace lockstep::internal {

@@ -1,4 +1,4 @@
-#include "lockstep/data/sample_seed.h"
+#include "lockstep/data/sample_random.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,7 +10,7 @@
 #include "lockstep/data/bucket_batch_sampler.h"
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
-#include "lockstep/data/weighted_random_sampler.h"
+#include "lockstep/data/samplers.h"
 
 namespace lockstep::internal {
 namespace {

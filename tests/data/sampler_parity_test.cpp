@@ -8,11 +8,7 @@
 
 #include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/distributed_sampler.h"
-#include "lockstep/data/distributed_weighted_sampler.h"
-#include "lockstep/data/random_sampler.h"
-#include "lockstep/data/sequential_sampler.h"
-#include "lockstep/data/subset_random_sampler.h"
-#include "lockstep/data/weighted_random_sampler.h"
+#include "lockstep/data/samplers.h"
 
 namespace lockstep::internal {
 namespace {

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 #include "tests/kernels/elements.h"
 #include "tests/kernels/half_reference.h"
 

@@ -1,4 +1,4 @@
-#include "lockstep/kernels/scale.h"
+#include "lockstep/kernels/kernels.h"
 
 #include <gtest/gtest.h>
 

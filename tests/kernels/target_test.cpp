@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::kernels {
 namespace {

@@ -15,7 +15,6 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/observe/crc32c.h"
 #include "lockstep/observe/event.h"
 #include "tests/harness/in_child.h"
 #include "tests/harness/message_of.h"

@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/observe/system_metrics_sampler.h"
 #include "tests/harness/in_child.h"
 #include "tests/harness/message_of.h"
 #include "tests/observe/event_records.h"

@@ -12,7 +12,6 @@
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/optim/adam.h"
-#include "lockstep/optim/adamw.h"
 #include "lockstep/optim/sgd.h"
 #include "tests/harness/kept_warnings.h"
 

@@ -11,7 +11,7 @@
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/adam.h"
 #include "tests/optim/scheduler_cases.h"
 
 namespace lockstep::internal {

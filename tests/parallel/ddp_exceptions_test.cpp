@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/reductions.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/adam.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"

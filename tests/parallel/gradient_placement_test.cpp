@@ -16,7 +16,7 @@
 
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/adam.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"

@@ -9,9 +9,9 @@
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/adam.h"
 #include "lockstep/optim/lr_scheduler/lr_schedulers.h"
 #include "lockstep/parallel/comm_hooks/comm_bytes.h"
 #include "lockstep/parallel/model_averaging/averagers.h"

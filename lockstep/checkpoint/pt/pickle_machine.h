@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/checkpoint/pt/pickle_reader.h"
+#include "lockstep/checkpoint/pt/pickle.h"
 
 namespace lockstep::internal {
 

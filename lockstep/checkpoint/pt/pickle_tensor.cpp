@@ -7,8 +7,8 @@
 #include <limits>
 #include <optional>
 
+#include "lockstep/checkpoint/pt/pickle.h"
 #include "lockstep/checkpoint/pt/pickle_machine.h"
-#include "lockstep/checkpoint/pt/pickle_types.h"
 
 namespace lockstep::internal {
 namespace {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/pt/pickle_types.h"
+#include "lockstep/checkpoint/pt/pickle.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/state/safetensors_header.h"
 

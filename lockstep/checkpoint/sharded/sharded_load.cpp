@@ -16,7 +16,6 @@
 #include "lockstep/checkpoint/generators.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/scheduler_state.h"
-#include "lockstep/checkpoint/sharded/mapped_tensors.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/sharded_save.h"
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
@@ -24,9 +23,9 @@
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/state_items.h"
-#include "lockstep/checkpoint/tensor_memory.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/tensor_layout.h"
-#include "lockstep/comm/words_of.h"
 
 namespace lockstep::internal {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/replicas.h"
 #include "lockstep/checkpoint/save.h"

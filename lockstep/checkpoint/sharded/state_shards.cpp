@@ -10,8 +10,8 @@
 #include <stdexcept>
 
 #include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/tensor_bytes.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/tensor_shard.h"
 

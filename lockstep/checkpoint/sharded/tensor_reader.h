@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <set>
 #include <string>
@@ -80,5 +82,17 @@ at::Tensor read_tensor(const TensorFiles& files, const std::string& name,
 // Returns the tensor without memory (device "meta"), to compare shape and
 // dtype.
 at::Tensor without_memory(const TensorFiles::Tensor& tensor);
+
+// Returns these tensors as views of the files' memory mappings: nothing is read
+// before it is used, and nothing is verified, except that bools are 0 or 1.
+// Writing to the tensors does not change the files (the pages that are written
+// to become copies). The files may be replaced or removed as snapshots are, but
+// must not be overwritten or cut short while the tensors live: that would
+// change them, or end the process with SIGBUS.
+//
+// A tensor that lies in several parts is read instead, and so is one whose
+// elements are not aligned in the file.
+std::vector<at::Tensor> map_tensors(const TensorFiles& files,
+                                    const std::vector<std::string>& names);
 
 }  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/svg.h"
-#include "lockstep/cli/format.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "lockstep/cli/format.h"
 #include "lockstep/cli/machine.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -1,12 +1,26 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/launch/process/control_groups.h"
+
 namespace lockstep::internal {
+
+// The folders in which the kernel describes the machine. Tests give others.
+struct MachineRoots {
+  std::filesystem::path proc = "/proc";
+  std::filesystem::path sys = "/sys";
+  std::filesystem::path dev = "/dev";
+
+  ControlGroupPlace control_groups() const {
+    return {.root = sys / "fs/cgroup", .membership = proc / "self/cgroup"};
+  }
+};
 
 enum class Health {
   ok,
@@ -52,5 +66,19 @@ std::vector<Finding> findings_of(const std::string& name, const Check& check) {
     return {finding};
   }
 }
+
+// Returns the line of a finding, and its advice below in lines of at most 80
+// columns.
+std::string finding_text(const Finding& finding);
+
+// Returns "18 ok, 2 warnings, 0 failures" and a newline.
+std::string summary_text(const std::vector<Finding>& findings);
+
+// Returns one document, with a newline at its end; docs/doctor.md has its
+// fields.
+std::string findings_json(const std::vector<Finding>& findings);
+
+// Returns the worst health of all; ok if there are none.
+Health worst_of(const std::vector<Finding>& findings);
 
 }  // namespace lockstep::internal

@@ -6,9 +6,10 @@
 
 #include "lockstep/cli/inspect/flight_file.h"
 
+namespace lockstep::internal {
+
 // Compares the ranks' records, matching them by the sequence numbers of their
 // collectives.
-namespace lockstep::internal {
 
 // In the order in which they are looked for at one sequence number. The first
 // three are divergences.
@@ -69,5 +70,14 @@ std::string describe(const FlightEntry& entry);
 std::string rank_list(const std::vector<int>& sorted);
 // Returns "0.412 ms", "12.50 s" or "30 min".
 std::string duration(int64_t nanoseconds);
+
+// The texts that show a comparison. Both end with a newline.
+
+// Returns a table for people: what was found in each group, and a row for each
+// rank.
+std::string flight_table(const FlightComparison& comparison);
+
+// Returns JSON for programs; docs/flight-recorder.md has the fields.
+std::string flight_json(const FlightComparison& comparison);
 
 }  // namespace lockstep::internal

@@ -15,9 +15,9 @@
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/view_text.h"
-#include "lockstep/cli/table.h"
+#include "lockstep/cli/subcommands.h"
+#include "lockstep/cli/text.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,8 +9,20 @@
 
 namespace lockstep::internal {
 
-// Adds `lockstep jobs`, which lists the running jobs of this user.
-void add_jobs_command(CLI::App& app, int& exit_code);
+// Adds the argument JOB, which names a running job as find_job() takes it.
+inline void add_job_argument(CLI::App& command, std::string& job) {
+  // `lockstep run` takes all arguments after its program as they are, and
+  // commands that are added after it inherit that; these must not.
+  command.prefix_command(false);
+  command
+      .add_option("JOB", job, "The job; may be left out if there is only one")
+      ->type_name("");
+}
+
+// Returns nothing if the argument was left out.
+inline std::optional<std::string> job_argument(const std::string& job) {
+  return job.empty() ? std::nullopt : std::optional(job);
+}
 
 // Asks each job how it does, and returns a table. A job that does not answer,
 // because its agent is stopped, is in it with what is known of it.

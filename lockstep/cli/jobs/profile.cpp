@@ -1,4 +1,4 @@
-#include "lockstep/cli/jobs/profile.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -29,11 +29,11 @@
 #include "lockstep/base/left_file.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
-#include "lockstep/cli/report/trace_file_error.h"
+#include "lockstep/cli/jobs/jobs.h"
 #include "lockstep/cli/report/trace_folder.h"
 #include "lockstep/cli/report/trace_report.h"
+#include "lockstep/cli/report/trace_scan.h"
 #include "lockstep/cli/stop_signal.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/watch/job_link.h"

@@ -1,4 +1,4 @@
-#include "lockstep/cli/jobs/stacks.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,8 +13,8 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
+#include "lockstep/cli/jobs/jobs.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/watch/rank_stacks.h"
 

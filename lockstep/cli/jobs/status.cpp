@@ -1,4 +1,4 @@
-#include "lockstep/cli/jobs/status.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <chrono>
 #include <iostream>
@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/jobs.h"
 #include "lockstep/cli/jobs/view_text.h"
 #include "lockstep/launch/process/exit_code.h"

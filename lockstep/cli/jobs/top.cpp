@@ -1,4 +1,4 @@
-#include "lockstep/cli/jobs/top.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -26,8 +26,8 @@
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
+#include "lockstep/cli/jobs/jobs.h"
 #include "lockstep/cli/jobs/view_text.h"
 #include "lockstep/launch/process/exit_code.h"
 

@@ -12,9 +12,7 @@
 #include <utility>
 
 #include "lockstep/base/shown_text.h"
-#include "lockstep/cli/format.h"
-#include "lockstep/cli/size_text.h"
-#include "lockstep/cli/table.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
 namespace {

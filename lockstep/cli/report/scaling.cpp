@@ -1,4 +1,4 @@
-#include "lockstep/cli/report/scaling.h"
+#include "lockstep/cli/subcommands.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -17,13 +17,12 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/cli/command_line.h"
-#include "lockstep/cli/format.h"
 #include "lockstep/cli/machine.h"
 #include "lockstep/cli/report/scaling_cases.h"
-#include "lockstep/cli/report/scaling_page.h"
 #include "lockstep/cli/report/scaling_result.h"
 #include "lockstep/cli/report/scaling_run.h"
 #include "lockstep/cli/stop_signal.h"
+#include "lockstep/cli/text.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/usable_cores.h"

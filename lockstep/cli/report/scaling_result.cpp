@@ -1,10 +1,12 @@
 #include "lockstep/cli/report/scaling_result.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <utility>
 
-#include "lockstep/cli/format.h"
-#include "lockstep/cli/table.h"
+#include "lockstep/base/svg.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -218,6 +220,245 @@ ordered_json scaling_json(const ScalingResult& result) {
           {"rounds", result.rounds},
           {"machine", result.machine},
           {"tables", std::move(tables)}};
+}
+
+namespace {
+
+using Anchor = SvgPicture::Anchor;
+using Point = SvgPicture::Point;
+
+// In pixels.
+constexpr double kWidth = 760;
+constexpr double kHeight = 360;
+constexpr double kLeft = 80;
+constexpr double kRight = 180;  // for the legend
+constexpr double kTop = 20;
+constexpr double kBottom = 50;
+constexpr double kLegendLine = 22;
+constexpr const char* kIdealColour = "#999999";
+
+constexpr const char* kStyle = R"(
+body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a;
+       max-width: 60em; margin: 2em auto; padding: 0 1em; }
+h1 { font-size: 1.6em; margin-bottom: 0.2em; }
+h2 { font-size: 1.15em; margin-top: 2em; }
+pre { background: #f4f4f4; padding: 0.7em 1em; border-radius: 6px;
+      white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.3em 0.9em; text-align: right;
+         border-bottom: 1px solid #dddddd; }
+th { font-weight: 600; vertical-align: bottom; }
+th:first-child, td:first-child { text-align: left; }
+.wide { overflow-x: auto; }
+svg { max-width: 100%; min-width: 600px; height: auto; }
+.small { color: #555555; font-size: 0.9em; }
+.warning { border-left: 4px solid #d55e00; padding-left: 0.8em; }
+@media (prefers-color-scheme: dark) {
+  body { background: #1a1a1a; color: #e6e6e6; }
+  pre { background: #2a2a2a; }
+  th, td { border-color: #444444; }
+  .small { color: #aaaaaa; }
+  /* Black on white becomes white on black; colours stay what they are. */
+  svg { filter: invert(0.9) hue-rotate(180deg); }
+}
+)";
+
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
+}
+
+// Returns 1, 2 or 5 times a power of ten, such that about `parts` of it make
+// `whole`.
+double tick(double whole, double parts) {
+  const double least = whole / parts;
+  const double power = std::pow(10, std::floor(std::log10(least)));
+  for (const double factor : {1.0, 2.0, 5.0}) {
+    if (factor * power >= least) return factor * power;
+  }
+  return 10 * power;
+}
+
+std::string plain(double value) {
+  return value == std::floor(value) ? format("%.0f", value)
+                                    : format("%.3g", value);
+}
+
+struct Curve {
+  std::string name;
+  std::string id;
+  const char* colour;
+  bool is_measured = true;
+  std::vector<std::pair<int, double>> points{};  // nproc, samples per second
+};
+
+std::vector<Curve> curves_of(const ScalingTable& table) {
+  Curve ranks{.name = "ranks", .id = "ranks", .colour = kSvgColours[1]};
+  Curve threads{.name = "threads of one process",
+                .id = "threads",
+                .colour = kSvgColours[4]};
+  Curve compared{
+      .name = "compared command", .id = "compared", .colour = kSvgColours[3]};
+  Curve ideal{.name = "ideal, not measured",
+              .id = "ideal",
+              .colour = kIdealColour,
+              .is_measured = false};
+  for (const auto& row : table.rows) {
+    const std::pair point{row.which.nproc, row.samples_per_s};
+    switch (row.which.side) {
+      case ScalingSide::ranks:
+        ranks.points.push_back(point);
+        ideal.points.emplace_back(
+            row.which.nproc,
+            row.which.nproc * table.rows.front().samples_per_s);
+        // One process has one thread.
+        if (row.which.nproc == 1) threads.points.push_back(point);
+        break;
+      case ScalingSide::threads:
+        threads.points.push_back(point);
+        break;
+      case ScalingSide::compared:
+        compared.points.push_back(point);
+        break;
+    }
+  }
+  std::vector<Curve> curves{ideal, ranks, threads};
+  if (!compared.points.empty()) curves.push_back(compared);
+  return curves;
+}
+
+std::string picture_of(const ScalingTable& table) {
+  const auto curves = curves_of(table);
+  int most_processes = 1;
+  double most_samples = 0;
+  for (const auto& curve : curves) {
+    for (const auto& [nproc, rate] : curve.points) {
+      most_processes = std::max(most_processes, nproc);
+      most_samples = std::max(most_samples, rate);
+    }
+  }
+  SvgPicture picture(kWidth, kHeight);
+  const double right = kWidth - kRight;
+  const double bottom = kHeight - kBottom;
+  const double step = tick(most_samples, 6);
+  const double top_value = std::ceil(most_samples / step) * step;
+  const auto x = [&](int nproc) {
+    return kLeft + (right - kLeft) * nproc / (most_processes + 0.3);
+  };
+  const auto y = [&](double rate) {
+    return bottom - (bottom - kTop) * rate / top_value;
+  };
+  for (double value = 0; value <= top_value * 1.001; value += step) {
+    picture.line({kLeft, y(value)}, {right, y(value)}, "#dddddd");
+    picture.text({kLeft - 6, y(value) + 4}, Anchor::end, plain(value));
+  }
+  for (const auto& [nproc, rate] : curves.front().points) {
+    picture.line({x(nproc), bottom}, {x(nproc), bottom + 5}, "#000000");
+    picture.text({x(nproc), bottom + 20}, Anchor::middle,
+                 std::to_string(nproc));
+  }
+  picture.line({kLeft, bottom}, {right, bottom}, "#000000");
+  picture.line({kLeft, kTop}, {kLeft, bottom}, "#000000");
+  picture.text({(kLeft + right) / 2, bottom + 40}, Anchor::middle,
+               "processes, or threads");
+  picture.upward_text({16, (kTop + bottom) / 2}, "samples per second");
+  double level = kTop + 10;
+  for (const auto& curve : curves) {
+    std::vector<Point> points;
+    for (const auto& [nproc, rate] : curve.points) {
+      points.push_back({x(nproc), y(rate)});
+    }
+    picture.begin_group(curve.name);
+    // The ideal line was not measured, so it has no dots.
+    const auto stroke = curve.is_measured ? SvgPicture::Stroke::solid
+                                          : SvgPicture::Stroke::dashed;
+    picture.polyline(std::string(name_of(table.scaling)) + "-" + curve.id,
+                     points, curve.colour, stroke);
+    if (curve.is_measured) {
+      for (const auto& point : points) picture.dot(point, curve.colour);
+    }
+    picture.line({right + 10, level}, {right + 30, level}, curve.colour,
+                 stroke);
+    picture.text({right + 36, level + 4}, Anchor::start, curve.name);
+    picture.end_group();
+    level += kLegendLine;
+  }
+  // Within HTML, the declaration of XML is left out.
+  const std::string file = picture.file();
+  return file.substr(file.find("<svg"));
+}
+
+std::string table_html(const ScalingTable& table, const std::string& target) {
+  std::string html = "<div class=\"wide\"><table>\n";
+  const auto rows = cells_of(table, target);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const char* tag = i == 0 ? "th" : "td";
+    html += "<tr>";
+    for (const auto& cell : rows[i]) {
+      html += format("<%s>", tag) + escaped(cell) + format("</%s>", tag);
+    }
+    html += "</tr>\n";
+  }
+  return html + "</table></div>\n";
+}
+
+}  // namespace
+
+std::string scaling_page(const ScalingResult& result) {
+  std::string html =
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, "
+      "initial-scale=1\">\n"
+      "<title>Scaling of " +
+      escaped(result.command) + "</title>\n<style>" + kStyle +
+      "</style>\n</head>\n<body>\n<h1>How the training scales</h1>\n"
+      "<p>" +
+      escaped(result_text(result.tables)) + "</p>\n";
+  if (const std::string busy = load_warning(result.machine); !busy.empty()) {
+    html += "<p class=\"warning\">" + escaped(busy) + "</p>\n";
+  }
+  html += "<p class=\"small\">" + escaped(result.date) + "; Lockstep " +
+          escaped(result.lockstep) + ", built with LibTorch " +
+          escaped(result.torch) + "; " +
+          escaped(result.machine.at("system").get<std::string>()) + "; " +
+          std::to_string(result.machine.at("cores").get<int>()) + " cores, " +
+          escaped(result.machine.at("cpu").get<std::string>()) +
+          "; medians of " + std::to_string(result.rounds) +
+          (result.rounds == 1 ? " round" : " rounds") +
+          ", in which the rows took turns.</p>\n<pre>" +
+          escaped(result.command) + "</pre>\n";
+  if (!result.compare.empty()) {
+    html +=
+        "<p>Compared with</p>\n<pre>" + escaped(result.compare) + "</pre>\n";
+  }
+  for (const auto& table : result.tables) {
+    html += "<h2>" + escaped(title_of(table.scaling)) + "</h2>\n" +
+            table_html(table, result.target) + "<div class=\"wide\">" +
+            picture_of(table) + "</div>\n";
+  }
+  return html +
+         "<p class=\"small\">Speed-up: compared with one process of one "
+         "thread. Efficiency: the speed-up divided by the number of processes "
+         "or threads. Core-seconds per 1000: what 1,000 samples cost all cores "
+         "together.</p>\n</body>\n</html>\n";
 }
 
 }  // namespace lockstep::internal

@@ -72,4 +72,9 @@ std::string load_warning(const nlohmann::ordered_json& machine);
 std::string scaling_text(const ScalingResult& result);
 nlohmann::ordered_json scaling_json(const ScalingResult& result);
 
+// Returns an HTML page that stands alone: the commands, the machine, and for
+// each kind of scaling the table and a picture (SVG) of samples per second over
+// the number of processes.
+std::string scaling_page(const ScalingResult& result);
+
 }  // namespace lockstep::internal

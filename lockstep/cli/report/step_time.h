@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/cli/report/interval.h"
+#include "lockstep/cli/report/trace_events.h"
 #include "lockstep/cli/report/trace_file.h"
 
 // Where the time of a rank went. All functions are pure.

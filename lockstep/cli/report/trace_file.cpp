@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "lockstep/cli/report/operator_flops.h"
-#include "lockstep/cli/report/trace_file_error.h"
+#include "lockstep/cli/report/trace_events.h"
+#include "lockstep/cli/report/trace_scan.h"
 
 namespace lockstep::internal {
 namespace {

@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/cli/report/activity.h"
-#include "lockstep/cli/report/interval.h"
+#include "lockstep/cli/report/trace_events.h"
 #include "lockstep/cli/report/trace_scan.h"
 
 namespace lockstep::internal {

@@ -2,15 +2,153 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
+#include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
+#include <utility>
 
-#include "lockstep/cli/format.h"
 #include "lockstep/cli/inspect/flight_comparison.h"
-#include "lockstep/cli/table.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
+namespace {
+
+struct RankStep {
+  int rank;
+  Interval time;
+};
+
+// The ranks of a job make a step at nearly the same time, because they wait for
+// each other in it. If two ranks did not, their clocks differ. The last step of
+// a trace does not count, because it may end before the rank has waited.
+void find_steps_apart(const std::vector<TraceFile>& files,
+                      ClockAlignment& clocks) {
+  std::map<int64_t, RankStep> earliest;  // by number: the one that ends first
+  std::map<int64_t, RankStep> latest;    // the one that begins last
+  for (const TraceFile& file : files) {
+    for (const auto& [number, time] : file.steps) {
+      if (file.steps.size() > 1 && number == file.steps.rbegin()->first) {
+        continue;
+      }
+      const RankStep step{file.header.rank, time};
+      auto& early = earliest.emplace(number, step).first->second;
+      if (time.end < early.time.end) early = step;
+      auto& late = latest.emplace(number, step).first->second;
+      if (time.begin > late.time.begin) late = step;
+    }
+  }
+  for (const auto& [number, early] : earliest) {
+    const RankStep& late = latest.at(number);
+    if (number < 0 || late.rank == early.rank ||
+        late.time.begin < early.time.end) {
+      continue;
+    }
+    clocks.warnings.push_back(
+        "step " + std::to_string(number) + " of rank " +
+        std::to_string(late.rank) + " begins " +
+        duration(late.time.begin - early.time.end) + " after that of rank " +
+        std::to_string(early.rank) +
+        " has ended: the clocks differ, and times of different ranks cannot be "
+        "compared");
+    return;  // one step says it all
+  }
+}
+
+}  // namespace
+
+ClockAlignment compare_clocks(const std::vector<TraceFile>& files) {
+  ClockAlignment clocks;
+  std::set<std::string> hosts;
+  std::set<int> unmeasured;
+  for (const TraceFile& file : files) {
+    if (!file.header.host.empty()) hosts.insert(file.header.host);
+    // A profiler that compares no clocks writes zeros. All others' clocks are
+    // compared with that of rank 0.
+    const TraceHeader& header = file.header;
+    const bool compared =
+        header.clock_offset_ns != 0 || header.clock_uncertainty_ns != 0;
+    if (!header.clock_measured || (header.rank != 0 && !compared)) {
+      unmeasured.insert(header.rank);
+    }
+    clocks.uncertainty_ns =
+        std::max(clocks.uncertainty_ns, file.header.clock_uncertainty_ns);
+  }
+  clocks.measured = unmeasured.empty();
+  if (!clocks.measured && hosts.size() > 1) {
+    clocks.warnings.push_back(
+        "the clock of " + rank_list({unmeasured.begin(), unmeasured.end()}) +
+        " was not compared with the others' (no lockstep.clock_offset_ns)");
+  }
+  find_steps_apart(files, clocks);
+  return clocks;
+}
+
+namespace {
+
+// Returns the time of each activity of a thread without those inside it.
+std::vector<int64_t> self_times(const std::vector<TraceActivity>& all) {
+  std::vector<int64_t> self;
+  std::vector<size_t> open;  // the last one is innermost
+  for (size_t i = 0; i < all.size(); ++i) {
+    self.push_back(all[i].time.length());
+    // It ends when the work does, whatever its thread does meanwhile.
+    if (all[i].activity == Activity::communication_in_flight) continue;
+    while (!open.empty() && all[open.back()].time.end <= all[i].time.begin) {
+      open.pop_back();
+    }
+    if (!open.empty()) {
+      const int64_t end = std::min(all[i].time.end, all[open.back()].time.end);
+      self[open.back()] -= end - all[i].time.begin;
+    }
+    open.push_back(i);
+  }
+  return self;
+}
+
+bool is_operator(Activity activity) {
+  return activity == Activity::compute || activity == Activity::operators;
+}
+
+}  // namespace
+
+void add_operator_times(const TraceFile& file,
+                        std::map<std::string, OperatorTime>& times) {
+  const bool has_device = file.has_device();
+  std::vector<Interval> steps;
+  for (const auto& [number, time] : file.steps) steps.push_back(time);
+  std::ranges::sort(steps, {}, &Interval::begin);
+  for (const TraceThread& thread : file.threads) {
+    if (has_device && !thread.on_device) continue;
+    const auto self = self_times(thread.activities);
+    for (size_t i = 0; i < self.size(); ++i) {
+      const TraceActivity& each = thread.activities[i];
+      if (!is_operator(each.activity)) continue;
+      // The last step that begins before it.
+      const auto step = std::ranges::upper_bound(steps, each.time.begin, {},
+                                                 &Interval::begin);
+      if (step == steps.begin() || each.time.begin >= std::prev(step)->end) {
+        continue;
+      }
+      OperatorTime& time = times[file.names[each.name]];
+      ++time.calls;
+      time.self_ns += self[i];
+    }
+  }
+}
+
+std::vector<OperatorTime> by_time(std::map<std::string, OperatorTime> times) {
+  std::vector<OperatorTime> sorted;
+  for (auto& [name, time] : times) {
+    sorted.push_back(std::move(time));
+    sorted.back().name = name;
+  }
+  std::ranges::stable_sort(sorted, std::ranges::greater(),
+                           &OperatorTime::self_ns);
+  return sorted;
+}
+
 namespace {
 
 using nlohmann::json;

@@ -1,18 +1,47 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "lockstep/cli/report/clock_alignment.h"
-#include "lockstep/cli/report/operator_times.h"
 #include "lockstep/cli/report/step_time.h"
 #include "lockstep/cli/report/straggler.h"
+#include "lockstep/cli/report/trace_events.h"
+#include "lockstep/cli/report/trace_file.h"
 #include "lockstep/cli/report/trace_folder.h"
+
+namespace lockstep::internal {
+
+// How far the times of different ranks can be compared.
+struct ClockAlignment {
+  // Each file has a measured offset, which read_trace_file() has applied.
+  bool measured = false;
+  int64_t uncertainty_ns = 0;  // the largest of the files
+  // One sentence for each reason to doubt the times.
+  std::vector<std::string> warnings{};
+};
+
+// `files` must be sorted by rank, with the steps of the ranks' programs.
+ClockAlignment compare_clocks(const std::vector<TraceFile>& files);
+
+// The time of an operator or kernel by itself: without the events inside it.
+struct OperatorTime {
+  std::string name{};
+  int64_t calls = 0;
+  int64_t self_ns = 0;
+};
+
+// Adds to `times`, by name, the operators of a file that begin in its steps. If
+// the file has events of a GPU, only kernels and copies count.
+void add_operator_times(const TraceFile& file,
+                        std::map<std::string, OperatorTime>& times);
+
+// Returns them, the longest first.
+std::vector<OperatorTime> by_time(std::map<std::string, OperatorTime> times);
 
 // The contents of `lockstep report trace` for a run; docs/trace-report.md
 // defines the words.
-namespace lockstep::internal {
 
 struct RankReport {
   int rank = 0;

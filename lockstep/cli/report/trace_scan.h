@@ -1,13 +1,48 @@
 #pragma once
 
+#include <zlib.h>
+
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <stdexcept>
+#include <streambuf>
 #include <string>
 #include <vector>
 
+namespace lockstep::internal {
+
+// what() is one line: the file or folder, the place in it, what it has and what
+// is allowed.
+class TraceFileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// The text of a trace file, plain or compressed by gzip, which is read piece by
+// piece. Opening and reading throw TraceFileError.
+class TraceText : public std::streambuf {
+ public:
+  explicit TraceText(const std::string& path);
+
+  // Returns how many bytes of text were read so far.
+  int64_t bytes() const { return bytes_; }
+
+ protected:
+  int_type underflow() override;
+
+ private:
+  struct Close {
+    void operator()(gzFile_s* file) const { gzclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<gzFile_s, Close> file_;
+  std::vector<char> piece_;
+  int64_t bytes_ = 0;
+};
+
 // Reads a trace event by event, in a single pass and in little memory: traces
 // of some hundred megabytes are usual.
-namespace lockstep::internal {
 
 // An event of "traceEvents", as the Trace Event Format of Chrome has them
 // (documentation of that name) and Kineto writes them.

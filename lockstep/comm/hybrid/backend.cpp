@@ -9,13 +9,13 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/shm/arguments.h"
 #include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
-#include "lockstep/kernels/reduce.h"
-#include "lockstep/state/range.h"
+#include "lockstep/kernels/kernels.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal::hybrid {
 namespace {

@@ -12,7 +12,6 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/hybrid/topology.h"
-#include "lockstep/comm/peer_notices.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/work_queue.h"

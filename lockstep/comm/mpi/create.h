@@ -5,7 +5,6 @@
 #include <string>
 
 #include "lockstep/comm/backend_registry.h"
-#include "lockstep/comm/launched_world.h"
 
 // The "mpi" backend (docs/mpi.md): CPU tensors over OpenMPI. This part is in
 // every build. It loads the module that links MPI (module.h) when that is first

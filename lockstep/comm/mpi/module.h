@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "lockstep/comm/backend_registry.h"
-#include "lockstep/comm/launched_world.h"
 
 namespace lockstep::internal::mpi {
 

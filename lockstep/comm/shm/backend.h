@@ -10,9 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/backend_traits.h"
-#include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/host_sharing.h"
-#include "lockstep/comm/peer_notices.h"
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/shm/protocol/standstill.h"
 #include "lockstep/comm/shm/protocol_call.h"

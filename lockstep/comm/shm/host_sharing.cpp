@@ -7,7 +7,6 @@
 
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
-#include "lockstep/comm/shm/protocol/arrivals.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
 #include "lockstep/comm/shm/refuse_in_child.h"
 #include "lockstep/comm/shm/shared_tensors.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 
 // Calls the protocol from c10d.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "lockstep/data/held_dataset.h"
-#include "lockstep/data/sample_seed.h"
+#include "lockstep/data/sample_random.h"
 
 namespace lockstep {
 

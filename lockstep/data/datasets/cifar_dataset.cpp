@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/data/data_file_error.h"
-#include "lockstep/data/files/mapped_file.h"
+#include "lockstep/data/files/byte_reader.h"
 #include "lockstep/data/held_dataset.h"
 
 namespace lockstep {

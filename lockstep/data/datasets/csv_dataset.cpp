@@ -11,8 +11,6 @@
 #include "lockstep/data/data_file_error.h"
 #include "lockstep/data/files/byte_reader.h"
 #include "lockstep/data/files/csv_reader.h"
-#include "lockstep/data/files/mapped_file.h"
-#include "lockstep/data/files/numbers.h"
 
 namespace lockstep {
 namespace {

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "lockstep/data/files/byte_reader.h"
 #include "lockstep/data/files/class_folders.h"
 #include "lockstep/data/files/image_decoder.h"
-#include "lockstep/data/files/mapped_file.h"
 #include "lockstep/data/held_dataset.h"
 
 namespace lockstep {

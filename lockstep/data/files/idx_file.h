@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/files/mapped_file.h"
+#include "lockstep/data/files/byte_reader.h"
 
 namespace lockstep::internal {
 

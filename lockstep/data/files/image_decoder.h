@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "lockstep/data/files/mapped_file.h"
+#include "lockstep/data/files/byte_reader.h"
 
 namespace lockstep::internal {
 

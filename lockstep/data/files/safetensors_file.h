@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lockstep/data/files/mapped_file.h"
+#include "lockstep/data/files/byte_reader.h"
 #include "lockstep/state/safetensors_header.h"
 
 namespace lockstep::internal {

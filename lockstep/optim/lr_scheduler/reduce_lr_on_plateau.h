@@ -7,9 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/optim/lr_scheduler/per_group.h"
-#include "lockstep/optim/lr_scheduler/scheduler_groups.h"
-#include "lockstep/optim/lr_scheduler/state_fields.h"
+#include "lockstep/optim/lr_scheduler/lr_scheduler.h"
+#include "lockstep/optim/lr_scheduler/scheduler_state.h"
 #include "lockstep/state/resumable_scheduler.h"
 
 namespace lockstep::optim {

@@ -1,8 +1,6 @@
 #pragma once
 
-#include "lockstep/optim/lr_scheduler/anneal_strategy.h"
-#include "lockstep/optim/lr_scheduler/formula_scheduler.h"
-#include "lockstep/optim/lr_scheduler/per_group.h"
+#include "lockstep/optim/lr_scheduler/lr_scheduler.h"
 
 namespace lockstep::optim {
 

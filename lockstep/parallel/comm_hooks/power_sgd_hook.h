@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 // The hook of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, and
 // Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for

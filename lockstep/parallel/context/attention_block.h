@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 // Attention of some queries to some keys on one rank, and the sum of several
 // such blocks. It follows Liu, Zaharia and Abbeel, "Ring Attention with

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 
 namespace lockstep::internal {
 namespace {

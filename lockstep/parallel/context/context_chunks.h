@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "lockstep/parallel/context/context_shard.h"
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 // Which tokens each rank has: the arithmetic of ContextOrder.
 namespace lockstep::internal {

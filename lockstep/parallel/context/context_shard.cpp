@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/context/context_chunks.h"
 

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/context/attention_call.h"
 #include "lockstep/parallel/context/context_chunks.h"

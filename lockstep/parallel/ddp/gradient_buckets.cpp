@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "lockstep/comm/collective_work.h"
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/tensor_layout.h"

@@ -16,7 +16,7 @@
 #include "lockstep/comm/collective_options.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal {
 

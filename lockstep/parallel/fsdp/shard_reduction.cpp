@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "lockstep/comm/bucket_reduction.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/host_sharing.h"
-#include "lockstep/comm/reductions.h"
 #include "lockstep/parallel/ddp/gradient_arena.h"
 #include "lockstep/trace/span.h"
 

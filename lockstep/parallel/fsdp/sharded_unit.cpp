@@ -14,8 +14,7 @@
 #include <tuple>
 #include <utility>
 
-#include "lockstep/comm/barriers.h"
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/tensor_layout.h"

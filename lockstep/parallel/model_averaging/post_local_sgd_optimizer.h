@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/checkpoint/optimizer_wrapper.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/parallel/model_averaging/averagers.h"
 
 namespace lockstep {

@@ -29,8 +29,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/data_movement.h"
-#include "lockstep/comm/reductions.h"
+#include "lockstep/comm/collectives.h"
 
 namespace lockstep::internal {
 namespace {

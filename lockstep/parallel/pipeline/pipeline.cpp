@@ -17,12 +17,12 @@
 #include <stdexcept>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/tensor_layout.h"
-#include "lockstep/comm/words_of.h"
 #include "lockstep/parallel/fsdp/graph_leaves.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/roll_call.h"
-#include "lockstep/comm/words_of.h"
 #include "lockstep/parallel/pipeline/stage_mistake.h"
 
 namespace lockstep::internal {

@@ -11,7 +11,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {

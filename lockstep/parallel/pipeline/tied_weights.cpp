@@ -11,8 +11,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/point_to_point.h"
-#include "lockstep/comm/reductions.h"
 #include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 

@@ -11,8 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/data_movement.h"
-#include "lockstep/comm/reductions.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/parallel/tensor/tensor_functions.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 // How a module of tensor parallelism finds its group and its part of a
 // parameter.

@@ -16,7 +16,7 @@
 #include <utility>
 #include <variant>
 
-#include "lockstep/comm/reductions.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
 
 namespace lockstep::internal {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal {
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/process_group.h"

@@ -10,7 +10,6 @@
 #include <concepts>
 
 #include "lockstep/optim/adam.h"
-#include "lockstep/optim/adamw.h"
 #include "lockstep/optim/sgd.h"
 
 namespace lockstep {

@@ -4,7 +4,7 @@
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 
-#include "lockstep/checkpoint/pt/pickle_reader.h"
+#include "lockstep/checkpoint/pt/pickle.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"

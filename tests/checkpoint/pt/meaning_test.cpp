@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "lockstep/checkpoint/input_file.h"
-#include "lockstep/checkpoint/pt/pickle_reader.h"
+#include "lockstep/checkpoint/pt/pickle.h"
 #include "lockstep/checkpoint/pt/zip_reader.h"
 #include "tests/harness/temporary_folder.h"
 

@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "lockstep/checkpoint/safetensors/safetensors_tree.h"
+#include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"

@@ -1,7 +1,7 @@
-// The contract of lockstep/comm/data_movement.h. All data arrives bit for bit,
+// The contract of lockstep/comm/collectives.h. All data arrives bit for bit,
 // whatever its dtype.
 
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/point_to_point.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/failure_of.h"

@@ -12,10 +12,8 @@
 #include <random>
 #include <thread>
 
-#include "lockstep/comm/barriers.h"
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/object_collectives.h"
-#include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 
 namespace lockstep::internal::testing {

@@ -10,9 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/object_collectives.h"
-#include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 

@@ -1,6 +1,6 @@
-// The contract of lockstep/comm/reductions.h.
+// The contract of lockstep/comm/collectives.h.
 
-#include "lockstep/comm/reductions.h"
+#include "lockstep/comm/collectives.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,6 @@
 #include <cmath>
 #include <limits>
 
-#include "lockstep/comm/data_movement.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 

@@ -1,5 +1,5 @@
 // The contract of asynchronous operations (collective_options.h) and of
-// lockstep/comm/barriers.h.
+// lockstep/comm/collectives.h.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -8,10 +8,8 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/comm/barriers.h"
-#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/point_to_point.h"
-#include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 #include "tests/comm/failure_of.h"

@@ -8,8 +8,8 @@
 
 #include <thread>
 
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collectives.h"
-#include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
 #include "tests/comm/contract/tensors.h"

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "lockstep/comm/shm/protocol/arrivals.h"
+#include "lockstep/comm/shm/protocol/common_memory.h"
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
 

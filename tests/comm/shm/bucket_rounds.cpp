@@ -5,8 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/kernels/reduce.h"
-#include "lockstep/kernels/scale.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm::testing {
 namespace {

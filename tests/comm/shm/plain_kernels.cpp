@@ -2,9 +2,7 @@
 // must see every access to the data and gains nothing from vector code.
 #include <cstring>
 
-#include "lockstep/kernels/copy.h"
-#include "lockstep/kernels/reduce.h"
-#include "lockstep/kernels/scale.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::kernels {
 

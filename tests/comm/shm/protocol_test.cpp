@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/comm/shm/protocol/layout.h"
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 

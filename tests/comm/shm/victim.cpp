@@ -15,8 +15,8 @@
 #include <string>
 #include <thread>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 
 namespace {
 

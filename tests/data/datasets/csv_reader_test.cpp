@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "lockstep/data/data_file_error.h"
-#include "lockstep/data/files/numbers.h"
 #include "tests/data/datasets/file_contents.h"
 #include "tests/harness/message_of.h"
 

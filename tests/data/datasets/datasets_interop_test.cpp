@@ -11,18 +11,15 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/data/datasets/cifar_dataset.h"
-#include "lockstep/data/datasets/concat_dataset.h"
 #include "lockstep/data/datasets/csv_dataset.h"
 #include "lockstep/data/datasets/idx_dataset.h"
 #include "lockstep/data/datasets/image_folder.h"
-#include "lockstep/data/datasets/random_split.h"
 #include "lockstep/data/datasets/safetensors_dataset.h"
-#include "lockstep/data/datasets/shuffled_dataset.h"
+#include "lockstep/data/datasets/selected_samples.h"
 #include "lockstep/data/datasets/token_dataset.h"
 #include "lockstep/data/files/csv_reader.h"
 #include "lockstep/data/held_dataset.h"
-#include "lockstep/data/transforms/center_crop.h"
-#include "lockstep/data/transforms/resize.h"
+#include "lockstep/data/transforms.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {

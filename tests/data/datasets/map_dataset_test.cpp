@@ -14,16 +14,10 @@
 
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/datasets/any_dataset.h"
-#include "lockstep/data/datasets/batch_map_dataset.h"
-#include "lockstep/data/datasets/concat_dataset.h"
-#include "lockstep/data/datasets/random_split.h"
-#include "lockstep/data/datasets/repeated_dataset.h"
-#include "lockstep/data/datasets/shuffled_dataset.h"
-#include "lockstep/data/datasets/subset.h"
-#include "lockstep/data/datasets/take_dataset.h"
+#include "lockstep/data/datasets/selected_samples.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
-#include "lockstep/data/transforms/compose.h"
+#include "lockstep/data/transforms.h"
 
 namespace lockstep::internal {
 namespace {

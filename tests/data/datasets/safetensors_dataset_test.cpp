@@ -6,7 +6,7 @@
 
 #include "lockstep/data/data_file_error.h"
 #include "lockstep/data/data_loader.h"
-#include "lockstep/data/datasets/subset.h"
+#include "lockstep/data/datasets/selected_samples.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "tests/data/datasets/file_contents.h"
 #include "tests/harness/message_of.h"

@@ -5,13 +5,7 @@
 #include <map>
 #include <set>
 
-#include "lockstep/data/transforms/center_crop.h"
-#include "lockstep/data/transforms/normalize.h"
-#include "lockstep/data/transforms/random_crop.h"
-#include "lockstep/data/transforms/random_horizontal_flip.h"
-#include "lockstep/data/transforms/random_resized_crop.h"
-#include "lockstep/data/transforms/resize.h"
-#include "lockstep/data/transforms/to_float.h"
+#include "lockstep/data/transforms.h"
 
 namespace lockstep::internal {
 namespace {

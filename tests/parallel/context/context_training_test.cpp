@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 #include "lockstep/parallel/context/ring_attention.h"
 #include "lockstep/parallel/context/ulysses_attention.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"

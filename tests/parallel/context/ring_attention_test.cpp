@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/amp/autocast.h"
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/message_of.h"

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <sstream>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 
 namespace lockstep::internal::testing {
 namespace {

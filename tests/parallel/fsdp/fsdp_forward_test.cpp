@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"

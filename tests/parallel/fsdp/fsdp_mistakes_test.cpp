@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/amp/clip_grad.h"
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/placement.h"

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "lockstep/checkpoint/training_state.h"
-#include "lockstep/comm/barriers.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/optim/adam.h"
 #include "lockstep/parallel/swa/averaged_model.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"

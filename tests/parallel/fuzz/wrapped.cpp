@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/reductions.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 

@@ -3,7 +3,6 @@
 #include <stdexcept>
 
 #include "lockstep/optim/adam.h"
-#include "lockstep/optim/adamw.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "lockstep/checkpoint/snapshot.h"
-#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/pipeline/pipeline.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"

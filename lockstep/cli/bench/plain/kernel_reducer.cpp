@@ -7,7 +7,7 @@
 #include <array>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::bench {
 namespace {

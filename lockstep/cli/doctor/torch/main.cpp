@@ -1,5 +1,5 @@
 // Prints one JSON document about LibTorch and the backends of Lockstep, for
-// `lockstep doctor` (../libtorch.h):
+// `lockstep doctor` (../program_checks.h):
 //
 //   {"version": "2.13.0", "cpu_capability": "AVX512", "threads": 2,
 //    "cuda": false, "gpus": 0,

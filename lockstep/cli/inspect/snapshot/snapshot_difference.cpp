@@ -14,7 +14,7 @@
 
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/cli/inspect/snapshot/snapshot_listing.h"
-#include "lockstep/cli/table.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
 namespace {

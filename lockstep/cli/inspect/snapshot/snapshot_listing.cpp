@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "lockstep/cli/table.h"
+#include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
 namespace {

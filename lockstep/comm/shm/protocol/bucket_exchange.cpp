@@ -9,8 +9,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/shm/protocol/collective.h"
-#include "lockstep/kernels/reduce.h"
-#include "lockstep/kernels/scale.h"
+#include "lockstep/kernels/kernels.h"
 #include "lockstep/trace/span.h"
 
 namespace lockstep::internal::shm {

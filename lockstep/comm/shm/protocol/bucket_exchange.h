@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/iteration_words.h"
+#include "lockstep/comm/bucket_terms.h"
 #include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
 #include "lockstep/comm/shm/protocol/group.h"

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/results.h"
+#include "lockstep/comm/bucket_terms.h"
 #include "lockstep/comm/shm/protocol/registered_memory.h"
 #include "lockstep/kernels/dtype.h"
-#include "lockstep/state/range.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal::shm {
 

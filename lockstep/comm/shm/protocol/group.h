@@ -180,7 +180,7 @@ class Group {
   // Any thread.
   void keep_cause(const std::string& cause);
 
-  // For other parts of the protocol: bucket_exchange.h, arrivals.h,
+  // For other parts of the protocol: bucket_exchange.h,
   // common_memory.h.
   Core& core() const { return *core_; }
 

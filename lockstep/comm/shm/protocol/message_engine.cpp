@@ -6,7 +6,7 @@
 #include <stdexcept>
 
 #include "lockstep/comm/shm/protocol/message.h"
-#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm {
 namespace {

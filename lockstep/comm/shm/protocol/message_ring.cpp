@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm {
 namespace {

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "lockstep/comm/shm/protocol/collective.h"
-#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm {
 namespace {

@@ -4,8 +4,7 @@
 
 #include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/collective.h"
-#include "lockstep/kernels/copy.h"
-#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm {
 namespace {

@@ -15,7 +15,6 @@
 
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/checkpoint/training_state.h"
-#include "lockstep/comm/barriers.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/comm/init.h"
-#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/adam.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/fsdp/fully_shard.h"
