@@ -281,9 +281,6 @@ class Program {
     if (options.first_bucket_mb) {
       print("first_bucket_mb", *options.first_bucket_mb, false);
     }
-    for (double size : options.bucket_cap_mb_list) {
-      out_ << "  options.bucket_cap_mb_list.push_back(" << size << ");\n";
-    }
     print("find_unused_parameters", true, !options.find_unused_parameters);
     print("static_graph", true, !options.static_graph);
     print("gradient_as_bucket_view", false, options.gradient_as_bucket_view);
@@ -300,11 +297,6 @@ class Program {
         out_ << "  options.params_and_buffers_to_ignore.push_back(" << quoted
              << ");\n";
       }
-      if (!parameter.is_delayed) continue;
-      out_ << "  options.delay_all_reduce_named_params.emplace_back(" << quoted
-           << ", " << name(i) << ");\n"
-           << "  options.param_to_hook_all_reduce = "
-           << name(case_.ops[0].parameters[0]) << ";\n";
     }
   }
 

@@ -77,15 +77,6 @@ const std::vector<Conflict>& conflicts() {
       // only.
       {{Trait::ignored}, {Trait::two_wrappers}},
       {{Trait::complex, Trait::ignored}, kSteppings},
-      // Delayed gradients must be complete when those of the first operation
-      // are.
-      {{Trait::delayed}, kSteppings},
-      {{Trait::delayed}, kCheckpoints},
-      {{Trait::delayed}, kThrows},
-      {{Trait::delayed},
-       {Trait::penalty, Trait::find_unused, Trait::skip_unused,
-        Trait::static_graph, Trait::two_wrappers, Trait::freezing,
-        Trait::round_trip, Trait::ignored}},
       // Replicas must be equal, and forward is collective.
       {{Trait::check_replicas}, kPlain},
       {{Trait::check_replicas},
