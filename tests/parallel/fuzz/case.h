@@ -206,8 +206,6 @@ struct Case {
 // Returns whether the set of used parameters may differ between ranks or
 // between steps.
 bool has_conditions(const Case& fuzz_case);
-// Which form of checkpoint() the case uses, if any.
-bool is_reentrant(const Case& fuzz_case);
 
 // Returns the indices of the operations of wrapper `wrapper`.
 std::vector<size_t> ops_of(const Case& fuzz_case, int wrapper);

@@ -205,9 +205,8 @@ class Program {
     for (size_t i : ops_of(case_, wrapper)) {
       const auto& op = case_.ops[i];
       if (op.is_checkpointed && !is_within) {
-        out_ << "    x = lockstep::checkpoint({.use_reentrant = "
-             << (is_reentrant(case_) ? "true" : "false")
-             << ", .early_stop = false}, [this](torch::Tensor x) {\n"
+        out_ << "    x = lockstep::checkpoint({.early_stop = false}, "
+             << "[this](torch::Tensor x) {\n"
              << "      torch::Tensor y;\n";
         is_within = true;
       } else if (!op.is_checkpointed) {
