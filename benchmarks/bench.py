@@ -27,6 +27,7 @@ import datetime
 import importlib.metadata
 import os
 import pathlib
+import shutil
 import platform
 import subprocess
 import sys
@@ -72,6 +73,21 @@ OBSERVE = "observe"
 ROUNDS = 5
 
 
+def comm_peers(folder):
+    """The sides beside ours: those of `lockstep bench`, and programs that call
+    the shared-memory protocol, its kernel and OpenMPI without LibTorch."""
+    peers = ["registered", f"protocol={folder}/protocol_peer",
+             f"kernel={folder}/protocol_peer"]
+    if not (folder / "openmpi_peer").exists():
+        print("without openmpi: it was not built, as there was no mpi.h (Debian: "
+              "libopenmpi-dev)")
+    elif not shutil.which("mpirun"):
+        print("without openmpi: there is no mpirun")
+    else:
+        peers.append(f"openmpi={folder}/openmpi_peer")
+    return peers + ["gloo", "python"]
+
+
 def bench_comm(args):
     """all_reduce beside the peers, into a file of its own."""
     path = path_of_figures(args, COMM)
@@ -80,15 +96,16 @@ def bench_comm(args):
     command = programs.existing(
         programs.build / "bin" / "lockstep", "./dev build", [
             programs.build / "bin" / "lockstep", "bench", "all_reduce",
-            "--peers", "--python", sys.executable, "--ranks", RANKS,
+            "--peers=" + ",".join(comm_peers(
+                programs.build / "bin" / "benchmarks")),
+            "--python", sys.executable, "--ranks", RANKS,
             "--sizes", COMM_SIZES, "--rounds", args.rounds,
             "--seconds", 0.02 if args.quick else 0.3,
-            "--json", path, "--plot", path.with_suffix(".svg")])
+            "--json", path])
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         stdout, _ = run_child(command, pathlib.Path(scratch))
     print(stdout.rstrip())
-    print(f"\nfigures of every round: {path}, drawn in "
-          f"{path.with_suffix('.svg').name}")
+    print(f"\nfigures of every round: {path}")
 
 
 def bench_hosts(args):

@@ -94,13 +94,6 @@ int SocketAddress::port() const {
   return ntohs(reinterpret_cast<const sockaddr_in*>(get())->sin_port);
 }
 
-SocketAddress SocketAddress::with_port(int port) const {
-  SocketAddress changed = *this;
-  reinterpret_cast<sockaddr_in*>(&changed.storage_)->sin_port =
-      htons(static_cast<uint16_t>(port));
-  return changed;
-}
-
 SocketAddress SocketAddress::wildcard() const {
   SocketAddress every = *this;
   if (family() == AF_INET6) {

@@ -42,7 +42,6 @@ class SocketAddress {
   bool is_loopback() const;
   std::string host() const;  // numeric, without brackets
   int port() const;
-  SocketAddress with_port(int port) const;
   // Returns the address that means every interface, of the same family and
   // port.
   SocketAddress wildcard() const;

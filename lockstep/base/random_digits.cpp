@@ -2,20 +2,23 @@
 
 #include <sys/random.h>
 
-#include <cstdint>
-#include <cstdio>
+#include <array>
 
 #include "lockstep/base/file_descriptor.h"
 
 namespace lockstep::internal {
 
-std::string random_digits() {
-  uint32_t random = 0;
-  if (::getrandom(&random, sizeof random, 0) != sizeof random) {
-    throw_errno("getrandom for a name");
+std::string random_digits(size_t count) {
+  std::array<unsigned char, 256> bytes;  // getrandom() gives these at once
+  if (::getrandom(bytes.data(), count / 2, 0) !=
+      static_cast<ssize_t>(count / 2)) {
+    throw_errno("getrandom");
   }
-  char text[9];
-  std::snprintf(text, sizeof text, "%08x", random);
+  std::string text;
+  for (size_t i = 0; i < count / 2; ++i) {
+    constexpr const char* kDigits = "0123456789abcdef";
+    text += {kDigits[bytes[i] >> 4], kDigits[bytes[i] & 15]};
+  }
   return text;
 }
 

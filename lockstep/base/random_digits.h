@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 
 namespace lockstep::internal {
 
-// Returns eight random hexadecimal digits, for names that nobody can guess.
-// Throws std::system_error if the system has none.
-std::string random_digits();
+// Returns `count` random hexadecimal digits, for names and secrets that nobody
+// can guess. `count`: even, at most 512. Throws std::system_error if the system
+// has none.
+std::string random_digits(size_t count);
 
 }  // namespace lockstep::internal

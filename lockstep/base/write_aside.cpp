@@ -25,7 +25,7 @@ int write_aside(const std::string& path, std::string_view bytes,
                 bool is_private) {
   const bool through = is_written_through(path);
   // Others may write in the folder: a name that they guess could be a link.
-  const auto aside = through ? path : path + "." + random_digits();
+  const auto aside = through ? path : path + "." + random_digits(8);
   constexpr int kNew = O_CREAT | O_EXCL | O_NOFOLLOW;
   // A pipe that nobody reads is an error.
   constexpr int kThere = O_APPEND | O_NONBLOCK;

@@ -2,18 +2,17 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
+
+#include "lockstep/base/random_digits.h"
 
 namespace lockstep::internal {
 namespace {
@@ -24,17 +23,6 @@ constexpr const char* kInfix = ".lockstep-";
 constexpr const char* kSuffix = ".tmp";
 constexpr size_t kDigits = 16;
 constexpr int kMostLinks = 40;  // as in Linux
-
-std::string random_digits() {
-  uint64_t value = 0;
-  if (::getrandom(&value, sizeof value, 0) != sizeof value) {
-    throw_errno("getrandom");
-  }
-  std::array<char, kDigits + 1> text{};
-  std::snprintf(text.data(), text.size(), "%016llx",
-                static_cast<unsigned long long>(value));
-  return text.data();
-}
 
 // Returns the file that writing to `path` replaces: the target of a link, which
 // need not exist.
@@ -90,7 +78,7 @@ bool is_aside_name(const std::string& name, const std::string& target) {
 }
 
 std::string aside_name(const std::string& target) {
-  return "." + target + kInfix + random_digits() + kSuffix;
+  return "." + target + kInfix + random_digits(kDigits) + kSuffix;
 }
 
 void check_can_save(const std::string& path) {

@@ -151,12 +151,4 @@ at::Tensor Ranks::to_first(const at::Tensor& tensor, size_t from) const {
   return moved.cpu();
 }
 
-std::string list_of_ranks(const std::vector<size_t>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 }  // namespace lockstep::internal

@@ -56,10 +56,10 @@ void require_equal_replicas(const std::vector<Json>& digests,
     throw std::invalid_argument(
         "the tensor \"" + tensor.first +
         "\" must be equal on all ranks that have it, "
-        "but " +
-        list_of_ranks(groups[0]) + " and " + list_of_ranks(groups[1]) +
-        (groups.size() > 2 ? " and others" : "") +
-        " have different values, of which the result would be a mixture. "
+        "but its values on " +
+        list_of_ranks(groups[0]) + " differ from those on " +
+        list_of_ranks(groups[1]) +
+        ", so that the result would be a mixture. "
         "Average or broadcast the tensors first, and look for the step at "
         "which they drift apart "
         "(verify_replicated())");

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
@@ -65,8 +66,8 @@ struct World {
 World& world() {
   // Never destroyed: otherwise a group that outlives main() would meet a
   // LibTorch whose statics are gone.
-  static World& instance = *std::make_unique<World>().release();
-  return instance;
+  static internal::NoDestructor<World> instance;
+  return *instance;
 }
 
 const char* device_name(c10::DeviceType type) {

@@ -16,8 +16,8 @@
 
 #include "lockstep/base/ending_words.h"
 #include "lockstep/base/number_list.h"
+#include "lockstep/base/random_digits.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
-#include "lockstep/comm/shm/protocol/handshake_note.h"
 
 namespace lockstep::internal {
 namespace {
@@ -97,7 +97,7 @@ LifeSigns::LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
       identity_(identity_of_host()),
       peers_(size) {
   if (identity_.empty() || size == 1) return;
-  name_ = "lockstep-alive-" + shm::random_hex();
+  name_ = "lockstep-alive-" + random_digits(32);
   socket_ = named_socket(name_);
   store_->set(key(rank_), "here " + identity_ + " " + name_);
 }

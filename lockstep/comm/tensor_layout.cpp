@@ -10,6 +10,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lockstep/base/no_destructor.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -57,7 +59,7 @@ class Layouts {
 
 Layouts& layouts() {
   // Never destroyed: tensors of static duration may ask at the very end.
-  static auto* all = new Layouts;
+  static NoDestructor<Layouts> all;
   return *all;
 }
 

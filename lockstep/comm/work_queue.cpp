@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 
@@ -426,10 +427,9 @@ void WorkQueue::close(const std::exception_ptr& reason,
 
 const c10::intrusive_ptr<c10d::Work>& completed_work() {
   // Never destroyed, as LibTorch's statics may be destroyed before it.
-  static const auto& work = *std::make_unique<c10::intrusive_ptr<c10d::Work>>(
-                                 c10::make_intrusive<CompletedWork>())
-                                 .release();
-  return work;
+  static NoDestructor<c10::intrusive_ptr<c10d::Work>> work(
+      c10::make_intrusive<CompletedWork>());
+  return *work;
 }
 
 }  // namespace lockstep::internal

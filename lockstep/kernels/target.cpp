@@ -14,8 +14,6 @@ std::vector<std::string> supported_targets() {
   return names;
 }
 
-std::string target_in_use() { return supported_targets().front(); }
-
 ForcedTarget::ForcedTarget(const std::string& name) {
   std::string supported;
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {

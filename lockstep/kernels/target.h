@@ -12,9 +12,6 @@ namespace lockstep::internal::kernels {
 // plain loops). While a ForcedTarget lives, only the forced one.
 std::vector<std::string> supported_targets();
 
-// Returns the instruction set that kernels called now use.
-std::string target_in_use();
-
 // Makes every kernel of the process use one target while it lives: for tests
 // and measurements. Must not be nested, and no kernel may run in another thread
 // while it is made or destroyed. Throws std::invalid_argument if `name` is not

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "lockstep/base/quiet_thread.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/wait_status.h"
 
@@ -155,17 +156,9 @@ SpawnProcesses::SpawnProcesses(const SpawnCall& call, int nprocs,
   // The keeper starts with all signals blocked: so a user's handler runs in the
   // threads where it ran before, and never in a child that shares this memory
   // until it executes.
-  sigset_t all;
   sigset_t original;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &original);
-  try {
-    keeper_ = std::thread(&SpawnProcesses::keep, this, std::cref(original));
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &original, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &original, nullptr);
+  pthread_sigmask(SIG_SETMASK, nullptr, &original);
+  keeper_ = quiet_thread(&SpawnProcesses::keep, this, std::cref(original));
   started_.wait();
   if (start_error_) {
     keeper_.join();

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/byte_count.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/base/shared_memory.h"
 
 namespace lockstep {
@@ -61,8 +62,8 @@ class CountedAllocator final : public c10::Allocator {
 
   // Never destroyed, because static tensors outlive everything.
   static CountedAllocator& instance() {
-    static auto& allocator = *new CountedAllocator;
-    return allocator;
+    static internal::NoDestructor<CountedAllocator> allocator;
+    return *allocator;
   }
   static c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
 

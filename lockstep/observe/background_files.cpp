@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <cstdint>
 #include <deque>
 #include <mutex>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/base/process_mark.h"
+#include "lockstep/base/quiet_thread.h"
 
 namespace lockstep::internal {
 namespace {
@@ -190,19 +190,9 @@ struct BackgroundFiles::State {
 
 BackgroundFiles::BackgroundFiles(const BackgroundFilesOptions& options)
     : state_(std::make_unique<State>(options)) {
-  // Signals are for the program's own threads. Where SIGXFSZ is blocked, a
-  // limit on the size of files is an error of write() and does not end the
-  // process.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    state_->thread = std::thread([state = state_.get()] { state->run(); });
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  // Where SIGXFSZ is blocked, a limit on the size of files is an error of
+  // write() and does not end the process.
+  state_->thread = quiet_thread([state = state_.get()] { state->run(); });
 }
 
 BackgroundFiles::~BackgroundFiles() {

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/shown_text.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -19,10 +21,6 @@ std::string print(const char* format, Values... values) {
   char text[64];
   std::snprintf(text, sizeof text, format, values...);
   return text;
-}
-
-bool is_control(char byte) {
-  return static_cast<unsigned char>(byte) < ' ' || byte == 0x7F;
 }
 
 // Reads the characters of a text in UTF-8 and how many columns of a terminal
@@ -117,7 +115,7 @@ std::string clock_text(double seconds) {
 std::string progress_line(const ProgressState& given, int width) {
   ProgressState state = given;
   for (auto* text : {&state.description, &state.unit, &state.postfix}) {
-    std::ranges::replace_if(*text, is_control, ' ');
+    *text = shown_line(*text);
   }
   // The total was wrong; tqdm leaves it out then, too.
   if (state.total && state.count > *state.total) state.total.reset();

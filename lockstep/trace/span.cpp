@@ -4,6 +4,8 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "lockstep/base/no_destructor.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -17,8 +19,8 @@ struct Observers {
 
 Observers& observers() {
   // Never destroyed: spans of a backend's threads may end after main().
-  static Observers& instance = *std::make_unique<Observers>().release();
-  return instance;
+  static NoDestructor<Observers> instance;
+  return *instance;
 }
 
 }  // namespace

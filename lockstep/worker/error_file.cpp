@@ -3,13 +3,13 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/base/write_aside.h"
 
 namespace lockstep::internal {
@@ -25,8 +25,8 @@ struct Noted {
 };
 
 Noted& noted() {
-  static Noted& instance = *std::make_unique<Noted>().release();
-  return instance;
+  static NoDestructor<Noted> instance;
+  return *instance;
 }
 
 const char* name_of(FailureKind kind) {
@@ -76,12 +76,6 @@ void note_failure(FailureKind kind, std::string_view message) noexcept {
   } catch (...) {
     // Out of memory: the process fails without an error file.
   }
-}
-
-bool failure_noted() noexcept {
-  Noted& all = noted();
-  std::lock_guard lock(all.mutex);
-  return all.kind.has_value();
 }
 
 std::string noted_echo() {

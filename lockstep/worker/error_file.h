@@ -38,9 +38,6 @@ enum class FailureKind {
 // the first call. Any thread.
 void note_failure(FailureKind kind, std::string_view message) noexcept;
 
-// Returns whether a failure was noted and not forgotten since.
-bool failure_noted() noexcept;
-
 // Returns the message of the failure that was noted, if it was an echo.
 // Otherwise returns "".
 std::string noted_echo();

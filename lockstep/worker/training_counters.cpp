@@ -1,8 +1,8 @@
 #include "lockstep/worker/training_counters.h"
 
-#include <memory>
 #include <mutex>
 
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/worker/profile_on_demand.h"
 #include "lockstep/worker/training_summary.h"
@@ -19,8 +19,8 @@ struct ProgressText {
 
 // Never destroyed: a progress bar may outlive main().
 ProgressText& progress_text() {
-  static ProgressText& instance = *std::make_unique<ProgressText>().release();
-  return instance;
+  static NoDestructor<ProgressText> instance;
+  return *instance;
 }
 
 }  // namespace

@@ -54,11 +54,14 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
       {{"all_reduce", "--backend=carrier"}, "unknown backend \"carrier\""},
       {{"all_reduce", "--json=/nowhere/x.json"},
        "cannot write --json /nowhere/x.json: No such file"},
-      {{"all_reduce", "--plot=/nowhere/x.svg"},
-       "cannot write --plot /nowhere/x.svg: No such file"},
       {{"all_reduce", "--peers=gloo,mpich"},
-       "unknown peer \"mpich\"; allowed are registered, protocol, kernel, "
-       "openmpi, gloo, python, and all"},
+       "unknown peer \"mpich\"; allowed are registered, gloo, python, all, "
+       "and NAME=PROGRAM"},
+      {{"all_reduce", "--peers=mpich="}, "unknown peer \"mpich=\""},
+      {{"all_reduce", "--peers=gloo,gloo=/bin/true"},
+       "--peers names two sides \"gloo\"; give each program a name of its own"},
+      {{"all_reduce", "--peers=mpich=/nowhere/mpich"},
+       "program /nowhere/mpich: No such file or directory"},
       {{"all_reduce", "--peers", "--python=/nowhere/python"},
        "program /nowhere/python: No such file or directory; with --python or "
        "LOCKSTEP_PYTHON name a Python that has torch"},

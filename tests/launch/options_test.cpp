@@ -200,7 +200,8 @@ TEST(Endpoint, OnlyLoopbackItselfIsReachedByLoopback) {
   }
   const auto own = resolve({"127.0.0.1", 7}).front();
   const auto bound = [&](const std::string& host) {
-    const auto fd = bind_for_nodes({host, 0}, own.with_port(0));
+    const auto fd =
+        bind_for_nodes({host, 0}, resolve({"127.0.0.1", 0}).front());
     return bound_address(fd.get()).host();
   };
   EXPECT_EQ(bound("127.0.0.1"), "127.0.0.1");

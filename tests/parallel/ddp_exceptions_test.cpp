@@ -163,44 +163,36 @@ WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
 // A rank skips a step whose loss is not finite. Regression: from then on its
 // iterations were averaged with the next ones of the others.
 void expect_skipped_backward_named(const World& world) {
-  for (const bool delays : {false, true}) {
-    auto net = small_net();
-    DistributedDataParallelOptions options;
-    if (delays) {
-      options.delay_all_reduce_named_params = {
-          {"2.bias", net->parameters()[3]}};
-      options.param_to_hook_all_reduce = net->parameters()[0];
+  auto net = small_net();
+  DistributedDataParallel<torch::nn::Sequential> model(net);
+  const auto parameters = net->parameters();
+  for (int step = 0; step < 6; ++step) {
+    net->zero_grad();
+    {
+      // These do not count, so one rank may make them alone.
+      const torch::NoGradGuard no_grad;
+      if (world.rank == 0) model(rows(7));
     }
-    DistributedDataParallel<torch::nn::Sequential> model(net, options);
-    const auto parameters = net->parameters();
-    for (int step = 0; step < 6; ++step) {
-      net->zero_grad();
-      {
-        // These do not count, so one rank may make them alone.
-        const torch::NoGradGuard no_grad;
-        if (world.rank == 0) model(rows(7));
-      }
-      if (world.rank == 0 && step > 0) {
-        net->eval();
-        model(rows(7));
-        net->train();
-      }
-      if (step == 2 && world.rank == 1) model(rows(world.rank, step));
-      auto loss = model(rows(world.rank, step)).square().sum();
-      if (step != 2) {
-        loss.backward();
-        expect_gradients(parameters,
-                         averages(world.size, parameters, loss_of(net, step)),
-                         "around the skipped step");
-        continue;
-      }
-      EXPECT_THAT([&] { loss.backward(); },
-                  ThrowsMessage<c10::DistBackendError>(
-                      AllOf(HasSubstr(" number 3 after 0 forwards without a "),
-                            HasSubstr("rank 1 number 3 after 1 forward without "
-                                      "a backward"),
-                            HasSubstr("has skipped a step"))));
+    if (world.rank == 0 && step > 0) {
+      net->eval();
+      model(rows(7));
+      net->train();
     }
+    if (step == 2 && world.rank == 1) model(rows(world.rank, step));
+    auto loss = model(rows(world.rank, step)).square().sum();
+    if (step != 2) {
+      loss.backward();
+      expect_gradients(parameters,
+                       averages(world.size, parameters, loss_of(net, step)),
+                       "around the skipped step");
+      continue;
+    }
+    EXPECT_THAT([&] { loss.backward(); },
+                ThrowsMessage<c10::DistBackendError>(
+                    AllOf(HasSubstr(" number 3 after 0 forwards without a "),
+                          HasSubstr("rank 1 number 3 after 1 forward without "
+                                    "a backward"),
+                          HasSubstr("has skipped a step"))));
   }
 }
 
@@ -440,31 +432,6 @@ WORLD_TEST(DdpExceptions, WhatAGivenUpIterationUsedIsUnusedAgain, 2) {
     net->zero_grad();
     model(rows(world.rank)).sum().backward();
     EXPECT_FALSE(extra.grad().defined());
-  });
-}
-
-// Regression: the reduction of delayed gradients was begun on some ranks only.
-WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
-  on_both_backends([&] {
-    FragileNet net;
-    DistributedDataParallelOptions options;
-    options.delay_all_reduce_named_params = {{"last.bias", net->last->bias}};
-    options.param_to_hook_all_reduce = net->first->bias;
-    DistributedDataParallel<FragileNet> model(net, options);
-    for (int step = 0; step < 4; ++step) {
-      net->zero_grad();
-      net->fails = step == 1;
-      auto loss = model(rows(world.rank, step)).square().sum();
-      if (net->fails) {
-        EXPECT_THROW(loss.backward(), std::runtime_error);
-        continue;
-      }
-      loss.backward();
-      expect_gradients(
-          net->parameters(),
-          averages(world.size, net->parameters(), loss_of(net, step)),
-          "with delayed gradients");
-    }
   });
 }
 

@@ -75,25 +75,6 @@ WORLD_TEST(DdpIgnored, ParametersAndBuffersStayLocal, 2) {
   });
 }
 
-WORLD_TEST(DdpDelayed, NamedParametersAreAveragedByThemselves, 2) {
-  on_both_backends([&] {
-    torch::nn::Linear first(2, 2), second(2, 1);
-    torch::nn::Sequential net(first, second);
-    DistributedDataParallel<torch::nn::Sequential> model(
-        net, {.delay_all_reduce_named_params = {{"1.weight", second->weight},
-                                                {"1.bias", second->bias}},
-              .param_to_hook_all_reduce = first->weight});
-    size_t members = 0;
-    for (const auto& bucket : model.bucket_names()) members += bucket.size();
-    EXPECT_EQ(members, 2U);
-    for (int step = 0; step < 3; ++step) {
-      net->zero_grad();
-      (model(rows()).sum() * (world.rank + 1)).backward();
-      EXPECT_FLOAT_EQ(second->bias.grad().item<float>(), 1.5);
-    }
-  });
-}
-
 WORLD_TEST(DdpSparse, EmbeddingsKeepSparseGradients, 2, 3) {
   on_both_backends([&] {
     torch::nn::Embedding words(torch::nn::EmbeddingOptions(6, 2).sparse(true));
@@ -491,17 +472,11 @@ WORLD_TEST(DdpOptions, MistakesAreNamed, 1) {
         DistributedDataParallel<torch::nn::Linear> model(net, options);
       };
     };
-    EXPECT_THAT(
-        wrap({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}),
-        ThrowsMessage<std::invalid_argument>(HasSubstr("bucket_cap_mb_list")));
-    EXPECT_THAT(wrap({.bucket_cap_mb_list = {1, -2}}),
+    EXPECT_THAT(wrap({.bucket_cap_mb = -2}),
                 ThrowsMessage<std::invalid_argument>(HasSubstr("-2")));
     EXPECT_THAT(wrap({.skip_all_reduce_unused_params = true}),
                 ThrowsMessage<std::invalid_argument>(
                     HasSubstr("find_unused_parameters")));
-    EXPECT_THAT(wrap({.param_to_hook_all_reduce = net->weight}),
-                ThrowsMessage<std::invalid_argument>(
-                    HasSubstr("delay_all_reduce_named_params")));
     EXPECT_THAT(
         wrap({.mixed_precision = MixedPrecision{.param_dtype = torch::kLong}}),
         ThrowsMessage<std::invalid_argument>(HasSubstr("Long")));

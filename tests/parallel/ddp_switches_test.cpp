@@ -206,16 +206,6 @@ WORLD_TEST(DdpOptimizerInBackward, IsRefusedWithLowPrecisionParameters, 1, 2) {
   });
 }
 
-WORLD_TEST(DdpOptimizerInBackward, IsRefusedWithDelayedParameters, 1, 2) {
-  on_both_backends([&] {
-    torch::nn::Linear net(2, 1);
-    DistributedDataParallel<torch::nn::Linear> model(
-        net, {.delay_all_reduce_named_params = {{"bias", net->bias}},
-              .param_to_hook_all_reduce = net->weight});
-    expect_refused_in_backward(world, net, model, "delayed ones have no");
-  });
-}
-
 WORLD_TEST(DdpOptimizerInBackward, IsRefusedBesideACommHook, 1, 2) {
   on_both_backends([&] {
     torch::nn::Linear net(2, 1);

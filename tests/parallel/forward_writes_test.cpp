@@ -415,54 +415,34 @@ WORLD_TEST(ForwardWrites, AParameterThatOtherRanksHaveIsRefusedInAStage, 2) {
 }
 
 template <typename Module>
-void expect_recomputes(bool use_reentrant) {
+void expect_recomputes() {
   SCOPED_TRACE(typeid(Module).name());
   const auto module = std::make_shared<Module>();
   const auto call = [&](auto&&... args) -> decltype(auto) {
-    return checkpoint({.use_reentrant = use_reentrant}, module,
-                      std::forward<decltype(args)>(args)...);
+    return checkpoint(module, std::forward<decltype(args)>(args)...);
   };
   loss_of_rank(*module, call, 0).backward();
   expect_near(double_gradients(*module), plain_gradients<Module>(1), 1e-12);
 }
 
 TEST(ForwardWrites, ComesBackFromACheckpoint) {
-  expect_recomputes<WritesATensor>(false);
-  expect_recomputes<WritesAnOptional>(false);
-  expect_recomputes<WritesAVector>(false);
-  expect_recomputes<WritesAnArray>(false);
-  expect_recomputes<ReturnsAView>(false);
-  expect_recomputes<ReturnsOverlaps>(false);
-  EXPECT_THAT(message_of([] { expect_recomputes<WritesItsInput>(false); }),
-              HasSubstr("changed tensor 1 of its arguments in place"));
-}
-
-// A bug: the variable got a tensor without a graph.
-TEST(ForwardWrites, AReentrantCheckpointRefusesReferences) {
-  const auto refused = HasSubstr("has put a tensor into a reference argument");
-  EXPECT_THAT(message_of([] { expect_recomputes<WritesATensor>(true); }),
-              refused);
-  EXPECT_THAT(message_of([] { expect_recomputes<WritesAVector>(true); }),
-              refused);
-  // As any function of autograd that returns several views.
-  EXPECT_THAT(message_of([] { expect_recomputes<ReturnsAView>(true); }),
-              HasSubstr("is a view and is being modified inplace"));
-  EXPECT_THAT(message_of([] { expect_recomputes<ReturnsOverlaps>(true); }),
-              HasSubstr("is a view and is being modified inplace"));
-  EXPECT_THAT(message_of([] { expect_recomputes<WritesItsInput>(true); }),
+  expect_recomputes<WritesATensor>();
+  expect_recomputes<WritesAnOptional>();
+  expect_recomputes<WritesAVector>();
+  expect_recomputes<WritesAnArray>();
+  expect_recomputes<ReturnsAView>();
+  expect_recomputes<ReturnsOverlaps>();
+  EXPECT_THAT(message_of([] { expect_recomputes<WritesItsInput>(); }),
               HasSubstr("changed tensor 1 of its arguments in place"));
 }
 
 // A bug: the recomputation wrote a second time, in silence.
 TEST(ForwardWrites, ARecomputationThatWritesAParameterIsRefused) {
-  for (const bool use_reentrant : {false, true}) {
-    const auto module = std::make_shared<WritesAParameter>();
-    const auto x = torch::full({2, 4}, 2, torch::kDouble).requires_grad_();
-    const auto y =
-        checkpoint({.use_reentrant = use_reentrant}, module, x).sum();
-    EXPECT_THAT(message_of([&] { y.backward(); }),
-                HasSubstr("has written parameter 'first.weight'"));
-  }
+  const auto module = std::make_shared<WritesAParameter>();
+  const auto x = torch::full({2, 4}, 2, torch::kDouble).requires_grad_();
+  const auto y = checkpoint(module, x).sum();
+  EXPECT_THAT(message_of([&] { y.backward(); }),
+              HasSubstr("has written parameter 'first.weight'"));
 }
 
 // A bug: that of a lambda did.

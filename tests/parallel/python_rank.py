@@ -37,7 +37,6 @@ OPTIONS = {
                     "skip_all_reduce_unused_params": True},
     "skip_found": {"find_unused_parameters": True,
                    "skip_all_reduce_unused_params": True},
-    "bucket_cap_mb_list": {"bucket_cap_mb_list": [0.0001, 0.0003]},
     "views": {"gradient_as_bucket_view": True},
     "no_views": {"gradient_as_bucket_view": False},
     "local_buffers": {"broadcast_buffers": False},

@@ -50,8 +50,7 @@ struct Options {
   std::string schedule{"1F1B"};
   int stages_per_rank{1}, micro_batches{4};
   std::string order{"zigzag"};  // or "plain", or "heads"
-  std::string checkpoint{};     // "recorded" or "reentrant"
-  bool tied{false}, non_causal{false};
+  bool checkpoint{false}, tied{false}, non_causal{false};
 
   // The model and its data.
   std::string dtype{"float64"};
@@ -78,7 +77,7 @@ Options parse(const std::string& line) {
   app.add_option("--stages-per-rank", o.stages_per_rank);
   app.add_option("--micro-batches", o.micro_batches);
   app.add_option("--order", o.order);
-  app.add_option("--checkpoint", o.checkpoint);
+  app.add_flag("--checkpoint", o.checkpoint);
   app.add_flag("--tied", o.tied);
   app.add_flag("--non-causal", o.non_causal);
   app.add_option("--dtype", o.dtype);
@@ -125,9 +124,7 @@ class DividedModel {
     division_.is_causal = !o.non_causal;
     division_.length = o.length;
     division_.dtype = o.dtype == "float64" ? at::kDouble : at::kFloat;
-    if (!o.checkpoint.empty()) {
-      division_.checkpoint = {.use_reentrant = o.checkpoint == "reentrant"};
-    }
+    division_.checkpoint = o.checkpoint;
     if (o.shard > 1) {
       division_.shard = {.group = mesh_.group("shard"),
                          .replicate_group = replicas,

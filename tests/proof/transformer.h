@@ -40,7 +40,7 @@ struct Division {
   at::ScalarType dtype{at::kDouble};
 
   // Whether blocks are computed again in backward.
-  std::optional<CheckpointOptions> checkpoint{};
+  bool checkpoint{false};
   // Whether blocks are units of FullyShard.
   std::optional<FullyShardOptions> shard{};
 };
@@ -225,8 +225,7 @@ struct StageImpl : torch::nn::Module {
   template <typename Callable>
   void add_call(Callable block) {
     blocks.push_back([block, this](const at::Tensor& x) mutable {
-      return d.checkpoint ? lockstep::checkpoint(*d.checkpoint, block, x)
-                          : block(x);
+      return d.checkpoint ? lockstep::checkpoint(block, x) : block(x);
     });
   }
 

@@ -50,8 +50,7 @@ TORCH_PROGRAMS = {
     ("cli", "doctor", "torch"),
     ("cli", "inspect", "snapshot"),
 }
-# The part of comm that does not use LibTorch; `lockstep bench` measures it
-# alone.
+# The part of comm that does not use LibTorch.
 PLAIN = re.compile(r"lockstep/(kernels/|comm/shm/protocol/)")
 # Other parts without LibTorch, which the sanitizers run.
 FILES = ("data", "files")
@@ -77,8 +76,6 @@ def check_includes(source):
             name = match[1]
             if name.startswith("lockstep/"):
                 other = name.split("/")[1]
-                if parts[:2] == ("cli", "bench") and PLAIN.match(name):
-                    continue
                 if other not in ALLOWED[layer]:
                     yield f"{path}:{number}: {layer} must not include {other}"
                 folders = FOLDERS.get(layer, [])

@@ -64,8 +64,6 @@ class TensorFiles {
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   // Reads the header of this file, unless it was read. One thread at a time.
   void require_header(size_t file) const;
-  bool has_header(size_t file) const { return files_[file].opened != nullptr; }
-  size_t file_count() const { return files_.size(); }
 
   // Needs the header.
   const InputFile& file(size_t index) const { return *files_[index].opened; }

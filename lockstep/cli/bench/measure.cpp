@@ -9,7 +9,6 @@
 #include <memory>
 
 #include "lockstep/cli/bench/competitors.h"
-#include "lockstep/cli/bench/plot.h"
 #include "lockstep/cli/bench/report.h"
 #include "lockstep/cli/bench/sides.h"
 #include "lockstep/cli/bench/world.h"
@@ -41,7 +40,6 @@ class WorldSession {
     for (const auto& side : sides) {
       worlds_.push_back(std::make_unique<World>(
           side.name, side.program, side.launch, ranks, options.timeout, stop));
-      only_all_reduce_.push_back(side.only_all_reduce);
     }
     // This is not in the loop above, so that the worlds start side by side.
     for (const auto& world : worlds_) await_ready(*world);
@@ -63,12 +61,6 @@ class WorldSession {
     std::vector<json> requests;
     for (size_t i = 0; i < worlds_.size(); ++i) {
       figures.push_back({.side = worlds_[i]->name()});
-      if (only_all_reduce_[i] &&
-          (options_.async_op || configuration.operation.name != "all_reduce")) {
-        figures.back().error = "it does only synchronous all_reduce";
-        requests.emplace_back();
-        continue;
-      }
       requests.push_back(try_out(*worlds_[i], configuration, figures.back()));
     }
     // The sides take turns, so that a machine that is busy for a while is so
@@ -187,7 +179,6 @@ class WorldSession {
   const Options& options_;
   int ranks_;
   std::vector<std::unique_ptr<World>> worlds_;
-  std::vector<bool> only_all_reduce_;  // of each world
 };
 
 // Returns the number of elements of S for each size that was asked for, each
@@ -222,22 +213,15 @@ std::vector<Block> blocks(const Options& options) {
   return all;
 }
 
-void write(const std::string& option, const std::string& path,
-           const std::string& text) {
-  std::ofstream file(path);
+// Writes the text into the file of --json, or adds nothing to it, before
+// minutes are spent on figures that could not be written.
+void write(const std::string& path, const std::string& text,
+           std::ios::openmode mode) {
+  std::ofstream file(path, mode);
   file << text;
   file.close();
   if (!file) {
-    throw std::invalid_argument("cannot write " + option + " " + path + ": " +
-                                std::strerror(errno));
-  }
-}
-
-// Called before minutes are spent on figures that could not be written.
-void check_writable(const std::string& option, const std::string& path) {
-  if (path.empty() || path == "-") return;
-  if (!std::ofstream(path, std::ios::app)) {
-    throw std::invalid_argument("cannot write " + option + " " + path + ": " +
+    throw std::invalid_argument("cannot write --json " + path + ": " +
                                 std::strerror(errno));
   }
 }
@@ -246,8 +230,8 @@ void check_writable(const std::string& option, const std::string& path) {
 
 bool run(const Options& options, const StopSignal& stop) {
   const auto begin = std::chrono::steady_clock::now();
-  check_writable("--json", options.json);
-  check_writable("--plot", options.plot);
+  const bool has_file = !options.json.empty() && options.json != "-";
+  if (has_file) write(options.json, "", std::ios::app);
   std::vector<std::string> left_out;
   const std::vector<Side> all_sides = sides(options, left_out);
   for (const auto& line : left_out) write_message(kName, line);
@@ -287,18 +271,15 @@ bool run(const Options& options, const StopSignal& stop) {
     }
     session.finish();
   }
-  if (!options.plot.empty()) {
-    write("--plot", options.plot, plot(machine, results));
-  }
   if (!options.json.empty()) {
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - begin;
     const std::string text =
         document(options, machine, facts, results, took.count()).dump(1) + '\n';
-    if (options.json == "-") {
-      std::cout << text << std::flush;
+    if (has_file) {
+      write(options.json, text, std::ios::out);
     } else {
-      write("--json", options.json, text);
+      std::cout << text << std::flush;
     }
   }
   return right;

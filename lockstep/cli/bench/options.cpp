@@ -39,7 +39,6 @@ struct Arguments {
   std::string python;
   double timeout = 300;
   std::string json;
-  std::string plot;
 };
 
 // The error names the range if it is violated; without a description the help
@@ -102,15 +101,13 @@ void declare(CLI::App& app, Arguments& to) {
       "Seconds that a start or a measurement may take [300]", "How long")
       ->check(between(1.0, 86400.0));
   app.add_flag("--peers{all}", to.peers,
-               "Measure peers too, in turns; --peers=LIST: only these: "
-               "registered, protocol, kernel, openmpi, gloo, python")
+               "Measure peers too, in turns; --peers=LIST: these of "
+               "registered, gloo, python, and programs as NAME=PROGRAM")
       ->group("Peers");
   add("--python", to.python,
       "The Python that has torch [LOCKSTEP_PYTHON, .venv, python3]", "Peers",
       "PATH");
   add("--json", to.json, "Write the figures here; -: to stdout", "Output",
-      "FILE");
-  add("--plot", to.plot, "Draw latency over bytes here, as SVG", "Output",
       "FILE");
 }
 
@@ -165,23 +162,30 @@ std::vector<Operation> operations_of(const Arguments& arguments) {
   return operations;
 }
 
-std::vector<std::string> peers_of(const std::string& text) {
-  if (text.empty()) return {};
-  const auto given = CLI::detail::split(text, ',');
-  std::string allowed;
-  for (const auto name : kPeers) allowed += std::string(name) + ", ";
-  for (const auto& name : given) {
-    if (name == "all" || std::ranges::find(kPeers, name) != kPeers.end()) {
-      continue;
-    }
-    throw std::invalid_argument("unknown peer \"" + name + "\"; allowed are " +
-                                allowed + "and all");
-  }
-  const bool all = std::ranges::find(given, "all") != given.end();
-  std::vector<std::string> peers;
-  for (const auto name : kPeers) {
-    if (all || std::ranges::find(given, name) != given.end()) {
-      peers.emplace_back(name);
+std::vector<Peer> peers_of(const std::string& text) {
+  std::vector<Peer> peers;
+  if (text.empty()) return peers;
+  const auto add = [&peers](const std::string& name,
+                            const std::string& program = {}) {
+    const bool is_new =
+        std::ranges::find(peers, name, &Peer::name) == peers.end();
+    if (is_new && name != "lockstep") return peers.push_back({name, program});
+    if (program.empty()) return;
+    throw std::invalid_argument("--peers names two sides \"" + name +
+                                "\"; give each program a name of its own");
+  };
+  for (const auto& given : CLI::detail::split(text, ',')) {
+    const auto equals = given.find('=');
+    if (given == "all") {
+      for (const auto name : kPeers) add(std::string(name));
+    } else if (std::ranges::find(kPeers, given) != kPeers.end()) {
+      add(given);
+    } else if (equals > 0 && equals < given.size() - 1) {
+      add(given.substr(0, equals), given.substr(equals + 1));
+    } else {
+      throw std::invalid_argument(
+          "unknown peer \"" + given +
+          "\"; allowed are registered, gloo, python, all, and NAME=PROGRAM");
     }
   }
   return peers;
@@ -214,7 +218,6 @@ Options checked(const Arguments& arguments) {
   options.timeout =
       std::chrono::milliseconds(std::llround(arguments.timeout * 1000));
   options.json = arguments.json;
-  options.plot = arguments.plot;
   return options;
 }
 

@@ -15,6 +15,15 @@ namespace lockstep::internal::bench {
 
 inline constexpr const char* kName = "lockstep bench";  // of its messages
 
+// The peers that can be named alone.
+inline constexpr std::array<std::string_view, 3> kPeers{"registered", "gloo",
+                                                        "python"};
+
+struct Peer {
+  std::string name;
+  std::string program{};  // of the user's, or empty for one of kPeers
+};
+
 // The options, checked.
 struct Options {
   std::vector<Operation> operations{};
@@ -30,18 +39,13 @@ struct Options {
   double seconds = 0;
   int64_t warmup = 0;
   int rounds = 0;
-  int competing = 0;                 // processes that compute meanwhile
-  std::vector<std::string> peers{};  // names of kPeers, in its order
+  int competing = 0;          // processes that compute meanwhile
+  std::vector<Peer> peers{};  // in the order of the table
   // --python; if it is empty, it is searched for.
   std::string python{};
   std::chrono::milliseconds timeout{};
   std::string json{};  // a path, "-" or empty
-  std::string plot{};  // a path, or empty
 };
-
-// The peers that can be measured beside ours, in the order of the table.
-inline constexpr std::array<std::string_view, 6> kPeers{
-    "registered", "protocol", "kernel", "openmpi", "gloo", "python"};
 
 // Parses the arguments after `lockstep bench`; argv[0] is the program. Throws
 // std::invalid_argument, one line. If the help is asked for, prints it and

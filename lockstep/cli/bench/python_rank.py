@@ -4,8 +4,9 @@
 
 with the environment of a worker (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 It says on stdout that it is ready, then answers each line of JSON on stdin
-with a line, until stdin ends: docs/internals/benchmarks.md, "Adding a peer". For
-each operation it does what rank/operation_case.cpp does, on Gloo.
+with a line, until stdin ends: docs/benchmarks.md, "Your own peer", has these
+lines, but each rank answers for itself. For each operation it does what
+rank/operation_case.cpp does, on Gloo.
 """
 
 import datetime

@@ -27,13 +27,20 @@ std::string timeout_of(const Options& options) {
   return std::to_string(options.timeout.count());
 }
 
-// Returns a side that plain/protocol_main.cpp implements.
-Side plain(const std::string& name, const Options& options) {
-  return {name,
-          resolve_program(
-              {beside("lockstep-bench-protocol"), name, timeout_of(options)},
-              ProgramKind::executable),
-          Launch::by_program, true};
+// Returns `given` (--python), otherwise LOCKSTEP_PYTHON, otherwise
+// .venv/bin/python in a folder above this program, otherwise python3 from PATH.
+// Whether that Python has torch shows only when it is started.
+std::string find_python(const std::string& given) {
+  if (!given.empty()) return given;
+  if (const auto named = get_env("LOCKSTEP_PYTHON")) return *named;
+  fs::path folder = folder_of_this_program();
+  while (folder != folder.root_path()) {
+    folder = folder.parent_path();
+    const fs::path python = folder / ".venv/bin/python";
+    std::error_code ignored;
+    if (fs::exists(python, ignored)) return python.string();
+  }
+  return "python3";
 }
 
 // Makes the sides that were asked for.
@@ -49,22 +56,23 @@ class Sides {
   }
 
  private:
-  void add(const std::string& peer) {
-    if (peer == "registered") {
-      if (options_.backend == "gloo") {
-        return leave_out(peer, "backend gloo has no registered memory");
-      }
-      return add_ours(peer, options_.backend, "registered");
+  void add(const Peer& peer) {
+    const auto& [name, program] = peer;
+    if (!program.empty()) {
+      all_.push_back({name,
+                      resolve_program({program, name, timeout_of(options_)},
+                                      ProgramKind::executable),
+                      Launch::by_program});
+    } else if (name == "python") {
+      add_python();
+    } else if (options_.backend == "gloo") {
+      leave_out(name, name == "gloo" ? "our side is gloo"
+                                     : "backend gloo has no registered memory");
+    } else if (name == "gloo") {
+      add_ours(name, "gloo");
+    } else {
+      add_ours(name, options_.backend, "registered");
     }
-    if (peer == "gloo") {
-      if (options_.backend == "gloo")
-        return leave_out(peer, "our side is gloo");
-      return add_ours(peer, "gloo");
-    }
-    if (peer == "protocol") all_.push_back(protocol_side(options_));
-    if (peer == "kernel") all_.push_back(plain("kernel", options_));
-    if (peer == "openmpi") add_openmpi();
-    if (peer == "python") add_python();
   }
 
   void add_ours(const std::string& name, const std::string& backend,
@@ -73,24 +81,7 @@ class Sides {
                     resolve_program({beside("lockstep-bench-rank"), backend,
                                      timeout_of(options_), memory},
                                     ProgramKind::executable),
-                    Launch::by_world, false});
-  }
-
-  void add_openmpi() {
-    const fs::path path = folder_of_this_program() / "lockstep-bench-openmpi";
-    if (!fs::exists(path)) {
-      return leave_out("openmpi",
-                       "it was not built, as there was no mpi.h (Debian: "
-                       "libopenmpi-dev)");
-    }
-    try {
-      resolve_program({"mpirun"}, ProgramKind::executable);
-    } catch (const ProgramError& error) {
-      return leave_out("openmpi", error.what());
-    }
-    all_.push_back({"openmpi",
-                    resolve_program({path.string()}, ProgramKind::executable),
-                    Launch::by_program, true});
+                    Launch::by_world});
   }
 
   void add_python() {
@@ -100,7 +91,7 @@ class Sides {
                       resolve_program({find_python(options_.python), script,
                                        timeout_of(options_)},
                                       ProgramKind::executable),
-                      Launch::by_world, false});
+                      Launch::by_world});
     } catch (const ProgramError& error) {
       throw std::invalid_argument(
           std::string(error.what()) +
@@ -122,23 +113,6 @@ class Sides {
 std::vector<Side> sides(const Options& options,
                         std::vector<std::string>& left_out) {
   return Sides(options, left_out).all();
-}
-
-Side protocol_side(const Options& options) {
-  return plain("protocol", options);
-}
-
-std::string find_python(const std::string& given) {
-  if (!given.empty()) return given;
-  if (const auto named = get_env("LOCKSTEP_PYTHON")) return *named;
-  fs::path folder = folder_of_this_program();
-  while (folder != folder.root_path()) {
-    folder = folder.parent_path();
-    const fs::path python = folder / ".venv/bin/python";
-    std::error_code ignored;
-    if (fs::exists(python, ignored)) return python.string();
-  }
-  return "python3";
 }
 
 }  // namespace lockstep::internal::bench

@@ -9,14 +9,12 @@
 
 namespace lockstep::internal::bench {
 
-// One side that is measured: ours, or a peer that does the same work. A further
-// peer needs one more entry in sides(), and a program that understands the
-// lines of docs/internals/benchmarks.md ("Adding a peer").
+// One side that is measured: ours, or a peer that does the same work. Its
+// program understands the lines of docs/benchmarks.md ("Your own peer").
 struct Side {
   std::string name;  // the JSON's "side" and the table's column
   Program program;
   Launch launch;
-  bool only_all_reduce;  // and only synchronously
 };
 
 // Returns our side, then the peers that were asked for. A peer that is not
@@ -25,13 +23,5 @@ struct Side {
 // is missing and what to do.
 std::vector<Side> sides(const Options& options,
                         std::vector<std::string>& left_out);
-
-// Returns the side that uses shm::Group without LibTorch.
-Side protocol_side(const Options& options);
-
-// Returns `given` (--python), otherwise LOCKSTEP_PYTHON, otherwise
-// .venv/bin/python in a folder above this program, otherwise python3 from PATH.
-// Whether that Python has torch shows only when it is started.
-std::string find_python(const std::string& given);
 
 }  // namespace lockstep::internal::bench

@@ -43,7 +43,7 @@ enum class Launch {
 };
 
 // The ranks of one program, ours or a peer's, which wait to be told what to
-// time. docs/internals/benchmarks.md, "Adding a peer", has the lines that they
+// time. docs/benchmarks.md, "Your own peer", has the lines that they
 // understand. The kernel kills them when this process dies. For one thread.
 class World {
  public:

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "lockstep/base/svg.h"
 #include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
@@ -224,9 +223,6 @@ ordered_json scaling_json(const ScalingResult& result) {
 
 namespace {
 
-using Anchor = SvgPicture::Anchor;
-using Point = SvgPicture::Point;
-
 // In pixels.
 constexpr double kWidth = 760;
 constexpr double kHeight = 360;
@@ -235,6 +231,11 @@ constexpr double kRight = 180;  // for the legend
 constexpr double kTop = 20;
 constexpr double kBottom = 50;
 constexpr double kLegendLine = 22;
+// Colours that colour-blind readers can tell apart too (Okabe and Ito, "Color
+// Universal Design", 2008).
+constexpr const char* kRanksColour = "#0072b2";
+constexpr const char* kThreadsColour = "#d55e00";
+constexpr const char* kComparedColour = "#009e73";
 constexpr const char* kIdealColour = "#999999";
 
 constexpr const char* kStyle = R"(
@@ -286,6 +287,70 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
+// A white picture in SVG 1.1. Places are in pixels from the upper left corner.
+class Picture {
+ public:
+  struct Point {
+    double x = 0;
+    double y = 0;
+  };
+
+  // `anchor`: which part of the text lies there, "start", "middle" or "end".
+  void text(Point at, const char* anchor, const std::string& text) {
+    svg_ += format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\">", at.x,
+                   at.y, anchor) +
+            escaped(text) + "</text>\n";
+  }
+  // Text that is read from bottom to top, with its middle there.
+  void upward_text(Point middle, const std::string& text) {
+    svg_ += format(
+                "<text transform=\"translate(%.1f %.1f) rotate(-90)\" "
+                "text-anchor=\"middle\">",
+                middle.x, middle.y) +
+            escaped(text) + "</text>\n";
+  }
+  void line(Point from, Point to, const char* colour, bool is_dashed = false) {
+    svg_ += format(
+        "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" "
+        "stroke=\"%s\"%s/>\n",
+        from.x, from.y, to.x, to.y, colour, dashes(is_dashed));
+  }
+  // `id` must be unique in the page.
+  void polyline(const std::string& id, const std::vector<Point>& points,
+                const char* colour, bool is_dashed) {
+    svg_ += "<polyline id=\"" + id +
+            format(
+                "\" fill=\"none\" stroke=\"%s\" stroke-width=\"2\"%s "
+                "points=\"",
+                colour, dashes(is_dashed));
+    for (const auto& [x, y] : points) svg_ += format("%.1f,%.1f ", x, y);
+    svg_ += "\"/>\n";
+  }
+  void dot(Point middle, const char* colour) {
+    svg_ += format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
+                   middle.x, middle.y, colour);
+  }
+  // A browser shows `title` over what is drawn until end_group().
+  void begin_group(const std::string& title) {
+    svg_ += "<g>\n<title>" + escaped(title) + "</title>\n";
+  }
+  void end_group() { svg_ += "</g>\n"; }
+
+  std::string element() const { return svg_ + "</svg>\n"; }
+
+ private:
+  static const char* dashes(bool is_dashed) {
+    return is_dashed ? " stroke-dasharray=\"6 4\"" : "";
+  }
+
+  std::string svg_ = format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" "
+      "width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" "
+      "font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n",
+      kWidth, kHeight, kWidth, kHeight);
+};
+
 // Returns 1, 2 or 5 times a power of ten, such that about `parts` of it make
 // `whole`.
 double tick(double whole, double parts) {
@@ -311,12 +376,12 @@ struct Curve {
 };
 
 std::vector<Curve> curves_of(const ScalingTable& table) {
-  Curve ranks{.name = "ranks", .id = "ranks", .colour = kSvgColours[1]};
+  Curve ranks{.name = "ranks", .id = "ranks", .colour = kRanksColour};
   Curve threads{.name = "threads of one process",
                 .id = "threads",
-                .colour = kSvgColours[4]};
+                .colour = kThreadsColour};
   Curve compared{
-      .name = "compared command", .id = "compared", .colour = kSvgColours[3]};
+      .name = "compared command", .id = "compared", .colour = kComparedColour};
   Curve ideal{.name = "ideal, not measured",
               .id = "ideal",
               .colour = kIdealColour,
@@ -355,7 +420,7 @@ std::string picture_of(const ScalingTable& table) {
       most_samples = std::max(most_samples, rate);
     }
   }
-  SvgPicture picture(kWidth, kHeight);
+  Picture picture;
   const double right = kWidth - kRight;
   const double bottom = kHeight - kBottom;
   const double step = tick(most_samples, 6);
@@ -368,42 +433,38 @@ std::string picture_of(const ScalingTable& table) {
   };
   for (double value = 0; value <= top_value * 1.001; value += step) {
     picture.line({kLeft, y(value)}, {right, y(value)}, "#dddddd");
-    picture.text({kLeft - 6, y(value) + 4}, Anchor::end, plain(value));
+    picture.text({kLeft - 6, y(value) + 4}, "end", plain(value));
   }
   for (const auto& [nproc, rate] : curves.front().points) {
     picture.line({x(nproc), bottom}, {x(nproc), bottom + 5}, "#000000");
-    picture.text({x(nproc), bottom + 20}, Anchor::middle,
-                 std::to_string(nproc));
+    picture.text({x(nproc), bottom + 20}, "middle", std::to_string(nproc));
   }
   picture.line({kLeft, bottom}, {right, bottom}, "#000000");
   picture.line({kLeft, kTop}, {kLeft, bottom}, "#000000");
-  picture.text({(kLeft + right) / 2, bottom + 40}, Anchor::middle,
+  picture.text({(kLeft + right) / 2, bottom + 40}, "middle",
                "processes, or threads");
   picture.upward_text({16, (kTop + bottom) / 2}, "samples per second");
   double level = kTop + 10;
   for (const auto& curve : curves) {
-    std::vector<Point> points;
+    std::vector<Picture::Point> points;
     for (const auto& [nproc, rate] : curve.points) {
       points.push_back({x(nproc), y(rate)});
     }
     picture.begin_group(curve.name);
     // The ideal line was not measured, so it has no dots.
-    const auto stroke = curve.is_measured ? SvgPicture::Stroke::solid
-                                          : SvgPicture::Stroke::dashed;
+
     picture.polyline(std::string(name_of(table.scaling)) + "-" + curve.id,
-                     points, curve.colour, stroke);
+                     points, curve.colour, !curve.is_measured);
     if (curve.is_measured) {
       for (const auto& point : points) picture.dot(point, curve.colour);
     }
     picture.line({right + 10, level}, {right + 30, level}, curve.colour,
-                 stroke);
-    picture.text({right + 36, level + 4}, Anchor::start, curve.name);
+                 !curve.is_measured);
+    picture.text({right + 36, level + 4}, "start", curve.name);
     picture.end_group();
     level += kLegendLine;
   }
-  // Within HTML, the declaration of XML is left out.
-  const std::string file = picture.file();
-  return file.substr(file.find("<svg"));
+  return picture.element();
 }
 
 std::string table_html(const ScalingTable& table, const std::string& target) {

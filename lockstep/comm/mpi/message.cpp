@@ -7,6 +7,7 @@
 #include <list>
 #include <utility>
 
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/comm/mpi/datatypes.h"
 #include "lockstep/comm/mpi/pending.h"
 
@@ -57,8 +58,8 @@ class Unattended {
 
 Unattended& unattended() {
   // Never destroyed: MPI may still work on the transfers.
-  static auto& all = *std::make_unique<Unattended>().release();
-  return all;
+  static NoDestructor<Unattended> all;
+  return *all;
 }
 
 class Message final : public c10d::Work {

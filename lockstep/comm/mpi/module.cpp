@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/mpi/backend.h"
 #include "lockstep/state/digest.h"
@@ -179,7 +180,7 @@ extern "C" lockstep::internal::mpi::Module* lockstep_open_mpi();
 
 lockstep::internal::mpi::Module* lockstep_open_mpi() {
   // Never destroyed, as MPI is not.
-  static auto& module =
-      *std::make_unique<lockstep::internal::mpi::MpiModule>().release();
-  return &module;
+  using namespace lockstep::internal;
+  static NoDestructor<mpi::MpiModule> module;
+  return &*module;
 }

@@ -1,7 +1,5 @@
 #include "lockstep/launch/agent/worker_store_service.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -14,6 +12,7 @@
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/base/quiet_thread.h"
 #include "lockstep/launch/nodes/store/store_message.h"
 #include "lockstep/launch/watch/agent_socket.h"
 
@@ -78,18 +77,7 @@ WorkerStoreService::WorkerStoreService(const std::string& name, int round,
     watch_fd(epoll_.get(), EPOLL_CTL_ADD, line_->fd(), line_events_,
              kStoreLine);
   }
-  // The process's signals are for its other threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { work(); });
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = quiet_thread([this] { work(); });
 }
 
 WorkerStoreService::~WorkerStoreService() {

@@ -187,11 +187,7 @@ std::string as_recorded(const std::string& text) {
 
 }  // namespace
 
-std::string random_id() {
-  std::string id;
-  for (int i = 0; i < 4; ++i) id += random_digits();
-  return id;
-}
+std::string random_id() { return random_digits(32); }
 
 std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
                       const std::string& name) {

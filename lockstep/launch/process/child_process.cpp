@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "lockstep/base/quiet_thread.h"
 #include "lockstep/launch/process/exec_pointers.h"
 #include "lockstep/launch/process/wait_status.h"
 
@@ -104,22 +105,6 @@ int execute(void* argument) {
   execve(plan.path, plan.arguments, plan.environment);
   return fail();
 }
-
-// Blocks every signal in this thread.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 

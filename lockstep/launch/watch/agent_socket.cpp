@@ -44,7 +44,7 @@ std::string AgentSocket::name_part(const std::string& run_id) {
 }
 
 const std::string& AgentSocket::mark() {
-  static const std::string digits = random_digits();
+  static const std::string digits = random_digits(8);
   return digits;
 }
 

@@ -8,14 +8,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/checkpointing/checkpointed_call.h"
-#include "lockstep/parallel/checkpointing/forms.h"
-#include "lockstep/parallel/module/forward_arguments.h"
 
 // Activation checkpointing: what the operations of a function save for backward
 // is not kept, but computed again during backward. It follows
@@ -32,7 +29,7 @@ namespace lockstep {
 // Outside of grad mode this is a plain call.
 //
 //   auto y = lockstep::checkpoint(block, x);
-//   auto z = lockstep::checkpoint({.use_reentrant = true}, block, y);
+//   auto z = lockstep::checkpoint({.early_stop = false}, block, y);
 //   auto w = lockstep::checkpoint(
 //       [&](const torch::Tensor& t) { return last(t).relu(); }, z);
 //
@@ -40,19 +37,15 @@ namespace lockstep {
 // rvalue) and must be valid until the graph is freed: what a lambda captures by
 // reference must live on. Tensors are found in standard containers and in types
 // for which ForwardResult is defined (../ddp/forward_result.h); other arguments
-// are passed as they are. The result may have any type; with use_reentrant it
-// must be one whose tensors are found.
-//
-// Tensors that the function puts into reference arguments have their graph, as
-// without checkpointing; with use_reentrant it would have none, so that is
-// std::invalid_argument.
+// are passed as they are. The result may have any type. What the function puts
+// into reference arguments has its graph, as without checkpointing.
 //
 // The second call must compute the same as the first one. Before it the states
 // of the default generators (of the CPU, and of the GPUs of the arguments) and
 // autocast are restored. The function must not change its arguments in place
 // (std::invalid_argument), and the second call must not write parameters
-// (CheckpointError; not seen in a function that is not a module with
-// use_reentrant, or if the tensors of its result are not found). Buffers are
+// (CheckpointError; not seen in a function that is not a module if the tensors
+// of its result are not found). Buffers are
 // updated by both calls (the running statistics of a batch norm, as in Python).
 // No parameter may change between forward and backward.
 //
@@ -76,37 +69,15 @@ auto checkpoint(const CheckpointOptions& options, Function&& function,
     std::decay_t<Function> own(std::forward<Function>(function));
     return Result(internal::call_forward(own, std::forward<Args>(args)...));
   }
-  auto owned = std::make_unique<Call>(std::forward<Function>(function),
-                                      options.use_reentrant, args...);
+  auto owned =
+      std::make_unique<Call>(std::forward<Function>(function), args...);
   auto& call = *owned;
   const auto inputs = call.take_tensors();
   std::optional<Result> result;
-  const auto first = [&] {
-    result.emplace(call.first(std::forward<Args>(args)...));
-  };
-  if (!options.use_reentrant) {
-    internal::recorded_checkpoint(options, std::move(owned), first, inputs);
-    return *std::move(result);
-  }
-  if constexpr (has_known_tensors<Result>()) {
-    internal::TensorPlaces places;
-    internal::ForwardArguments<Args&...> arguments(args...);
-    auto tensors = internal::reentrant_checkpoint(
-        options, std::move(owned),
-        [&] {
-          first();
-          arguments.visit_written(internal::refuse_written);
-          return places.take(*result, internal::refuse_shared_result);
-        },
-        inputs);
-    places.put(*result, std::move(tensors));
-    return *std::move(result);
-  } else {
-    throw std::invalid_argument(
-        "checkpoint: with use_reentrant the tensors in the result must be "
-        "found; specialise lockstep::ForwardResult for its type, or set "
-        "use_reentrant to false");
-  }
+  internal::recorded_checkpoint(
+      options, std::move(owned),
+      [&] { result.emplace(call.first(std::forward<Args>(args)...)); }, inputs);
+  return *std::move(result);
 }
 
 template <typename Function, typename... Args>

@@ -9,17 +9,9 @@ namespace lockstep {
 // "default"), or nothing.
 enum class DeterminismCheck { metadata, none };
 
-// The arguments of torch.utils.checkpoint.checkpoint (PyTorch documentation),
-// with its defaults.
+// The arguments of torch.utils.checkpoint.checkpoint (PyTorch documentation)
+// with use_reentrant=False, and its defaults.
 struct CheckpointOptions {
-  // Which of two ways recomputes. If it is false, autograd records the forward,
-  // and what its operations save is recomputed when backward first needs any of
-  // it. If it is true, forward runs without a graph, and backward runs forward
-  // again with one, then a backward pass of its own over it. That supports only
-  // backward() without `inputs` and without create_graph, and at least one
-  // tensor among the arguments must require grad.
-  bool use_reentrant{false};
-
   // Whether the recomputation begins with the generator states of the forward,
   // so that dropout drops the same elements; the states of now are restored
   // afterwards. Set it to false if nothing in the function is random: that
@@ -27,13 +19,13 @@ struct CheckpointOptions {
   // several CPU replicas.
   bool preserve_rng_state{true};
 
-  // The number of saved tensors is always compared. Ignored with use_reentrant.
+  // The number of saved tensors is always compared.
   DeterminismCheck determinism_check{DeterminismCheck::metadata};
 
   // Whether the recomputation stops as soon as it has all tensors that backward
   // needs. An exception, which derives from std::exception, then ends the
   // function; set this to false if the function catches such exceptions or is
-  // noexcept, or if it must run to its end. Ignored with use_reentrant.
+  // noexcept, or if it must run to its end.
   bool early_stop{true};
 };
 

@@ -7,15 +7,15 @@
 
 #include <cstddef>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <span>
-#include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/checkpointing/input_versions.h"
 #include "lockstep/parallel/module/forward_result.h"
 
@@ -28,9 +28,8 @@ class CheckpointedCall {
   virtual ~CheckpointedCall() = default;
 
   // Calls the function with `inputs` in the places of the tensors of the first
-  // call. Returns the tensors of its result, without the undefined ones; none
-  // if the type of the result is not known (forward_result.h).
-  virtual std::vector<at::Tensor> again(std::vector<at::Tensor> inputs) = 0;
+  // call.
+  virtual void again(std::vector<at::Tensor> inputs) = 0;
 };
 
 // Calls a module's forward, or else anything that can be called. Wrappers that
@@ -52,15 +51,13 @@ decltype(auto) call_forward(Function& function, Args&&... args) {
 // Takes the tensors out of a value and puts others into the same places.
 class TensorPlaces {
  public:
-  // Moves the defined tensors out of `value`, and calls `shared` with those
-  // that it does not own; they stay where they are.
-  template <typename T, typename Shared>
-  std::vector<at::Tensor> take(T& value, const Shared& shared) {
+  // Moves the defined tensors out of `value`, except those that it does not
+  // own.
+  template <typename T>
+  std::vector<at::Tensor> take(T& value) {
     std::vector<at::Tensor> taken;
     visit_tensors(value, [&]<typename Tensor>(Tensor& tensor) {
-      if constexpr (std::is_const_v<Tensor>) {
-        shared(tensor);
-      } else {
+      if constexpr (!std::is_const_v<Tensor>) {
         is_taken_.push_back(tensor.defined());
         if (!tensor.defined()) return;
         taken.push_back(std::exchange(tensor, at::Tensor()));
@@ -84,25 +81,6 @@ class TensorPlaces {
  private:
   std::vector<bool> is_taken_;
 };
-
-// Called with the tensors that a result does not own, in the re-entrant form.
-inline void refuse_shared_result(const at::Tensor& tensor) {
-  if (!tensor.defined()) return;
-  throw std::invalid_argument(
-      "checkpoint: with use_reentrant the function must not return a tensor in "
-      "a std::shared_ptr; return the tensor itself, or set use_reentrant to "
-      "false");
-}
-
-// Called with the tensors that the function has put into reference arguments,
-// in the re-entrant form.
-inline void refuse_written(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.is_floating_point()) return;
-  throw std::invalid_argument(
-      "checkpoint: with use_reentrant the function has put a tensor into a "
-      "reference argument, where no gradient would reach it; return it, or set "
-      "use_reentrant to false");
-}
 
 // Returns the module that the function is or has; null if it has none.
 template <typename Function>
@@ -149,22 +127,11 @@ class TypedCall final : public CheckpointedCall {
                 "checkpoint: arguments are kept for the recomputation, so they "
                 "must own what they hold; give a std::vector or std::string");
 
-  // `use_reentrant`: throws std::invalid_argument if an argument shares a
-  // tensor that requires grad.
-  TypedCall(Function&& function, bool use_reentrant,
-            std::remove_reference_t<Args>&... args)
+  explicit TypedCall(Function&& function,
+                     std::remove_reference_t<Args>&... args)
       : function_(std::forward<Function>(function)),
-        args_(Argument<std::decay_t<Args>>{args}...) {
-    tensors_ = places_.take(args_, [&](const at::Tensor& tensor) {
-      if (!use_reentrant || !tensor.defined() || !tensor.requires_grad()) {
-        return;
-      }
-      throw std::invalid_argument(
-          "checkpoint: with use_reentrant gradients do not reach a tensor that "
-          "an argument holds by a std::shared_ptr; give the tensor itself, or "
-          "set use_reentrant to false");
-    });
-  }
+        args_(Argument<std::decay_t<Args>>{args}...),
+        tensors_(places_.take(args_)) {}
 
   // Returns the tensors of the arguments, once.
   std::vector<at::Tensor> take_tensors() { return std::move(tensors_); }
@@ -185,24 +152,20 @@ class TypedCall final : public CheckpointedCall {
     return result;
   }
 
-  std::vector<at::Tensor> again(std::vector<at::Tensor> inputs) override {
+  void again(std::vector<at::Tensor> inputs) override {
     auto args = args_;
     places_.put(args, std::move(inputs));
     const ParameterVersions parameters(module_in(function_), leaves_);
-    auto result = [&]<size_t... I>(std::index_sequence<I...>) -> Result {
-      try {
-        return call_forward(function_, given<Args>(std::get<I>(args))...);
-      } catch (...) {  // it may have what it needs
-        parameters.require_unchanged();
-        throw;
-      }
-    }(std::index_sequence_for<Args...>());
-    parameters.require_unchanged();
-    if constexpr (has_known_tensors<Result>()) {
-      return TensorPlaces().take(result, [](const at::Tensor&) {});
-    } else {
-      return {};
+    try {
+      [&]<size_t... I>(std::index_sequence<I...>) {
+        static_cast<void>(
+            call_forward(function_, given<Args>(std::get<I>(args))...));
+      }(std::index_sequence_for<Args...>());
+    } catch (...) {  // it may have what it needs
+      parameters.require_unchanged();
+      throw;
     }
+    parameters.require_unchanged();
   }
 
  private:
@@ -220,8 +183,18 @@ class TypedCall final : public CheckpointedCall {
   std::tuple<Argument<std::decay_t<Args>>...> args_;
   TensorPlaces places_;
   std::vector<at::Tensor> tensors_;
-  std::vector<at::Tensor> leaves_;  // of the results, without use_reentrant
+  // The leaves of the results, if the function is not a module.
+  std::vector<at::Tensor> leaves_;
 };
+
+// Runs `first`, which makes the call, so that autograd records it and keeps
+// nothing that its operations save (region.h). `inputs`: the tensors of the
+// call's arguments. Throws std::invalid_argument if the call has changed one of
+// them in place.
+void recorded_checkpoint(const CheckpointOptions& options,
+                         std::unique_ptr<CheckpointedCall> call,
+                         const std::function<void()>& first,
+                         const std::vector<at::Tensor>& inputs);
 
 }  // namespace lockstep::internal
 

@@ -11,8 +11,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/parallel/checkpointing/forms.h"
-
 namespace lockstep::internal {
 namespace {
 

@@ -23,7 +23,7 @@
 
 namespace lockstep::internal {
 
-// One call of checkpoint() that is not re-entrant.
+// One call of checkpoint().
 //
 // In forward, autograd records the call as usual, but instead of each tensor
 // that an operation saves it keeps an empty slot with a number (SavedTensors).

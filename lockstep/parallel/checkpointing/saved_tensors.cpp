@@ -7,6 +7,8 @@
 #include <mutex>
 #include <utility>
 
+#include "lockstep/base/no_destructor.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -64,8 +66,8 @@ class SavedTensorsEngine final : public Engine {
 SavedTensorsEngine& our_engine() {
   // Never destroyed: a thread may run a backward while the process exits. It
   // has no threads of its own, as it executes nothing itself.
-  static auto& engine = *new SavedTensorsEngine();
-  return engine;
+  static NoDestructor<SavedTensorsEngine> engine;
+  return *engine;
 }
 
 // Whether LibTorch asks our engine, directly or through one that was put before

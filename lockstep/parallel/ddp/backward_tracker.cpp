@@ -173,7 +173,6 @@ std::shared_ptr<BackwardTracker> BackwardTracker::make(
   for (const auto& parameter : parameters) {
     tracker->watched_.push_back({.tensor = parameter, .accumulator = {}});
   }
-  tracker->parameters_ = parameters.size();
   return tracker;
 }
 
@@ -193,14 +192,6 @@ void BackwardTracker::watch() {
   for (size_t i = 0; i < watched_.size(); ++i) watch(i);
 }
 
-void BackwardTracker::watch_also(const at::Tensor& tensor,
-                                 std::function<void()> accumulated) {
-  const std::lock_guard lock(mutex_);
-  watched_.push_back(
-      {.tensor = tensor, .accumulator = {}, .also = std::move(accumulated)});
-  watch(watched_.size() - 1);
-}
-
 void BackwardTracker::watch(size_t index) {
   auto& watched = watched_[index];
   if (watched.accumulator && torch::autograd::impl::try_get_grad_accumulator(
@@ -218,8 +209,8 @@ void BackwardTracker::watch(size_t index) {
     if (!other || has_owner_of(*other)) continue;
     const std::lock_guard lock(other->mutex_);
     if (other->listener_ == nullptr) continue;
-    listener_->refuse_sharing(index);
-    other->listener_->refuse_sharing(theirs->index());
+    listener_->refuse_sharing();
+    other->listener_->refuse_sharing();
     listener_->parameter_shared(index);
     other->listener_->parameter_shared(theirs->index());
   }
@@ -270,7 +261,7 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (awaited_) awaited_->add(node.get());
   node->add_pre_hook(std::make_unique<ResultHook>(
       weak_from_this(), synchronizes_ ? forwards_ : 0, awaited_,
-      parameters_ > 0 ? owner_ : std::weak_ptr<const void>(), node.get()));
+      !watched_.empty() ? owner_ : std::weak_ptr<const void>(), node.get()));
 }
 
 bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
@@ -593,17 +584,11 @@ void BackwardTracker::on_accumulated(size_t index, const AccumulatedHook& hook,
     if (task->kind == Kind::averages) begin_averaging(id);
     ours = task->kind == Kind::local;
   }
-  const auto& also = watched_[index].also;
   if (is_averaging()) {
-    if (also) {
-      also();
-    } else {
-      // No copy of `added`, because the listener counts references to it.
-      const at::Tensor none;
-      listener_->gradient_accumulated(index,
-                                      is_last(index, hook) ? added : none);
-    }
-  } else if (!also) {
+    // No copy of `added`, because the listener counts references to it.
+    const at::Tensor none;
+    listener_->gradient_accumulated(index, is_last(index, hook) ? added : none);
+  } else {
     listener_->local_gradient(index, ours);
   }
 }
@@ -653,9 +638,9 @@ void BackwardTracker::on_task_death(int id) noexcept {
 std::vector<bool> BackwardTracker::reachable() const {
   const std::lock_guard lock(mutex_);
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  std::vector<bool> reached(parameters_);
+  std::vector<bool> reached(watched_.size());
   bool all = true;
-  for (size_t i = 0; i < parameters_; ++i) {
+  for (size_t i = 0; i < watched_.size(); ++i) {
     reached[i] = nodes->contains(watched_[i].accumulator.get());
     all &= reached[i];
   }
@@ -669,7 +654,7 @@ std::vector<bool> BackwardTracker::reachable() const {
       tensors.insert(accumulate->variable.unsafeGetTensorImpl());
     }
   }
-  for (size_t i = 0; i < parameters_; ++i) {
+  for (size_t i = 0; i < watched_.size(); ++i) {
     reached[i] = tensors.contains(watched_[i].tensor.unsafeGetTensorImpl());
   }
   return reached;

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,10 +48,10 @@ class BackwardListener {
   virtual void graph_entered() = 0;
   virtual void graph_left() = 0;
 
-  // Another wrapper averages this parameter (or a tensor of watch_also()), too.
+  // Another wrapper averages this parameter, too.
   // refuse_sharing() comes first and may refuse by throwing; then
   // parameter_shared() reports it.
-  virtual void refuse_sharing(size_t parameter) const = 0;
+  virtual void refuse_sharing() const = 0;
   virtual void parameter_shared(size_t parameter) = 0;
 
   // An exception has destroyed the results of a synchronising forward before
@@ -126,9 +125,6 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // refuse_sharing() and parameter_shared() of both trackers for each parameter
   // that another tracker watches, too.
   void watch();
-  // Also calls `accumulated` when `tensor` gets its gradient in an averaging
-  // backward, in the same way as the listener is called.
-  void watch_also(const at::Tensor& tensor, std::function<void()> accumulated);
 
   // Called before a forward. Throws std::logic_error if an averaging backward
   // is running; waits up to a second for one that an exception has just ended.
@@ -184,7 +180,6 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
     at::Tensor tensor;
     NodePtr accumulator;
     uintptr_t hook = 0;
-    std::function<void()> also = {};  // called instead of the listener
   };
   class AccumulatedHook;
   class Awaited;
@@ -226,8 +221,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   mutable std::recursive_mutex mutex_;
   BackwardListener* listener_;
   const std::weak_ptr<const void> owner_;
-  std::vector<Watched> watched_;  // the parameters, then watch_also()
-  size_t parameters_ = 0;
+  std::vector<Watched> watched_;  // the parameters
 
   std::map<Position, Range> ranges_;  // by their start
   // Their keys, the oldest first.

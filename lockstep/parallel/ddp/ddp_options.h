@@ -1,11 +1,8 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
@@ -54,11 +51,6 @@ struct DistributedDataParallelOptions {
   // given, otherwise 1, as in Python.
   std::optional<double> first_bucket_mb{};
 
-  // The same for the first, the second, ... bucket, the last number for all
-  // others; not together with one of the two options above. Most programs leave
-  // it.
-  std::vector<double> bucket_cap_mb_list{};
-
   // Whether .grad is a part of its bucket. Set it to false if the program keeps
   // gradients beyond the next backward: .grad then has memory of its own, which
   // costs a copy and the memory. Python's is false.
@@ -95,16 +87,6 @@ struct DistributedDataParallelOptions {
   bool skip_all_reduce_unused_params{false};
 
   // ---- Behaviour: parameters that are treated in another way ----
-
-  // Parameters whose gradients are averaged apart from the others, all at once,
-  // when the gradient of param_to_hook_all_reduce is ready; their own must be
-  // complete by then. Give both options or neither. All must have one dtype and
-  // device. Hooks and the check for NaN do not see these gradients; optimizers
-  // in backward and sharded optimizers refuse them. Most programs leave these
-  // two.
-  std::vector<std::pair<std::string, at::Tensor>>
-      delay_all_reduce_named_params{};
-  at::Tensor param_to_hook_all_reduce{};
 
   // Names from named_parameters() and named_buffers() that are neither checked,
   // nor broadcast, nor averaged. For parts that differ between ranks; buffers

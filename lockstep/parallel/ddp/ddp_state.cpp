@@ -39,18 +39,6 @@ int64_t mebibytes(const char* option, double value) {
 }
 
 BucketLimits limits_of(const DistributedDataParallelOptions& options) {
-  if (!options.bucket_cap_mb_list.empty()) {
-    if (options.bucket_cap_mb || options.first_bucket_mb) {
-      throw mistake(
-          "bucket_cap_mb_list is given together with bucket_cap_mb or "
-          "first_bucket_mb; give either the list or those two");
-    }
-    BucketLimits limits;
-    for (double cap : options.bucket_cap_mb_list) {
-      limits.push_back(mebibytes("bucket_cap_mb_list", cap));
-    }
-    return limits;
-  }
   auto cap = mebibytes("bucket_cap_mb", options.bucket_cap_mb.value_or(25));
   auto first =
       mebibytes("first_bucket_mb", options.first_bucket_mb.value_or(1));
@@ -62,8 +50,7 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
 // Returns the limits for the first backward, as Python's ranks have them.
 BucketLimits first_limits_of(const DistributedDataParallelOptions& options,
                              const BucketLimits& limits) {
-  const bool in_one = options.bucket_cap_mb_list.empty() &&
-                      (options.static_graph || !options.find_unused_parameters);
+  const bool in_one = options.static_graph || !options.find_unused_parameters;
   return in_one ? BucketLimits{} : limits;
 }
 
@@ -117,12 +104,6 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
   return false;
 }
 
-bool stands_in(const std::vector<NamedParameter>& list,
-               const at::Tensor& tensor) {
-  return std::ranges::any_of(
-      list, [&](const auto& one) { return one.tensor.is_same(tensor); });
-}
-
 }  // namespace
 
 DdpState::DdpState(torch::nn::Module& module,
@@ -136,12 +117,6 @@ DdpState::DdpState(torch::nn::Module& module,
     require_float("param_dtype", mixed->param_dtype);
     require_float("reduce_dtype", mixed->reduce_dtype);
     require_float("buffer_dtype", mixed->buffer_dtype);
-  }
-  if (options_.delay_all_reduce_named_params.empty() ==
-      options_.param_to_hook_all_reduce.defined()) {
-    throw mistake(
-        "delay_all_reduce_named_params and param_to_hook_all_reduce belong "
-        "together; give both or none");
   }
   if (options_.check_replicas_every < 0) {
     throw mistake(c10::str("check_replicas_every is ",
@@ -237,27 +212,9 @@ std::vector<NamedParameter> DdpState::trained() const {
 std::unique_ptr<Reducer> DdpState::make_reducer() {
   const auto& group = options_.process_group;
   const auto limits = limits_of(options_);
-  std::vector<NamedParameter> delayed;
-  for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
-    if (!tensor.defined() || !stands_in(parameters_, tensor)) {
-      throw mistake("delay_all_reduce_named_params names '" + name +
-                    "', which is not a parameter of the module");
-    }
-    const auto& first = options_.delay_all_reduce_named_params[0].second;
-    if (tensor.scalar_type() != first.scalar_type() ||
-        tensor.device() != first.device()) {
-      throw mistake(c10::str("delay_all_reduce_named_params: '", name, "' is ",
-                             tensor.toString(), " on ", tensor.device(),
-                             "; all must be like the first, ", first.toString(),
-                             " on ", first.device()));
-    }
-    delayed.push_back({name, tensor});
-  }
   std::vector<TrainedParameter> reduced;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (training_.trained[i] && !stands_in(delayed, parameters_[i].tensor)) {
-      reduced.push_back({parameters_[i], sparse_[i]});
-    }
+    if (training_.trained[i]) reduced.push_back({parameters_[i], sparse_[i]});
   }
   const auto& mixed = options_.mixed_precision;
   auto reducer = std::make_unique<Reducer>(
@@ -277,10 +234,6 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
                                                 : mixed->param_dtype,
           .beside_python = beside_python_},
       identity_);
-  if (!delayed.empty()) {
-    reducer->delay(DelayedBucket(std::move(delayed),
-                                 options_.param_to_hook_all_reduce, group));
-  }
   reducer->on_foreign_gradient([this, own = reducer.get()](size_t parameter) {
     warn_of_foreign_gradient(*own, parameter);
   });
@@ -321,11 +274,11 @@ void DdpState::apply_optimizer_in_backward(const MakeOptimizer& make) {
         "apply_optimizer_in_backward: there is a communication hook, a sharded "
         "optimizer or an optimizer in backward already");
   }
-  if (low_ || has_delayed_parameters()) {
+  if (low_) {
     throw std::logic_error(
         "apply_optimizer_in_backward: with mixed_precision.param_dtype "
-        "parameters are low-precision copies during backward, and delayed ones "
-        "have no gradient of their own then; call step() after backward()");
+        "parameters are low-precision copies during backward; call step() "
+        "after backward()");
   }
   for (const auto& parameter : reducer_->parameters()) {
     optimizers_.push_back(make({parameter.tensor}));
@@ -493,7 +446,7 @@ DdpState::Noted DdpState::noted_now() const {
   for (const auto& parameter : parameters) {
     now.versions += version_of(parameter.tensor);
   }
-  if (parameters.empty()) return now;  // all are delayed
+  if (parameters.empty()) return now;  // all are frozen
   const auto& last = parameters.back().tensor;
   if (last.is_cpu()) {
     std::memcpy(now.bytes.data(), last.const_data_ptr(),

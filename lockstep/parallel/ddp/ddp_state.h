@@ -90,9 +90,6 @@ class DdpState final : public Joinable {
   // Returns whether parameters are low-precision copies from forward to the end
   // of backward.
   bool lowers_parameters() const { return low_.has_value(); }
-  bool has_delayed_parameters() const {
-    return !options_.delay_all_reduce_named_params.empty();
-  }
   // Returns whether requires_grad, dtype or device of a parameter has changed
   // since the last forward, or since the constructor.
   bool trained_differ() const;

@@ -117,7 +117,7 @@ void Reducer::connect() {
   if (hook_) {
     reduction_ =
         hook_buckets(gradients_.buckets(), parameters(), hook_, group_);
-  } else if (gradients_.buckets().empty()) {  // all are sparse or delayed
+  } else if (gradients_.buckets().empty()) {  // all are sparse or frozen
     reduction_ = make_iteration_check(group_, all_on_cpu(parameters()));
   } else {
     const auto& arena = gradients_.arena();
@@ -156,16 +156,6 @@ void Reducer::register_comm_hook(CommHook hook) {
   connect();
 }
 
-void Reducer::delay(DelayedBucket delayed) {
-  delayed_.emplace(std::move(delayed));
-  delayed_->word_iterations(iteration_words());
-  // Watched only to detect another wrapper that averages them.
-  for (const auto& parameter : delayed_->parameters()) {
-    tracker_->watch_also(parameter.tensor, [] {});
-  }
-  tracker_->watch_also(delayed_->hook(), [this] { delayed_->start(); });
-}
-
 void Reducer::shard(std::vector<Range> owned, IsStepped is_stepped) {
   if (hook_) {
     throw std::logic_error(
@@ -195,10 +185,8 @@ void Reducer::refuse_shared(const char* what) const {
   if (gradients_.any_shared()) refuse_beside_sharing(what);
 }
 
-void Reducer::refuse_sharing(size_t parameter) const {
-  const char* what = parameter >= parameters().size() || delayed_
-                         ? "delay_all_reduce_named_params"
-                     : gradients_.is_sharded() ? "a sharded optimizer"
+void Reducer::refuse_sharing() const {
+  const char* what = gradients_.is_sharded() ? "a sharded optimizer"
                      : on_final_ ? "an optimizer that steps in backward"
                      : entered_  ? "mixed_precision.param_dtype"
                                  : nullptr;
@@ -230,7 +218,6 @@ void Reducer::settle() {
   const std::lock_guard lock(tracker_->mutex());
   // Backward may accumulate into the buckets before the reduction begins.
   reduction_->reclaim();
-  if (delayed_) delayed_->reclaim();
 }
 
 void Reducer::prepare() {
@@ -293,13 +280,10 @@ void Reducer::drop_gradients() {
   for (const auto& parameter : parameters()) {
     parameter.tensor.mutable_grad().reset();
   }
-  if (delayed_) delayed_->give_up();
 }
 
 void Reducer::begin(int64_t left_out) {
-  const auto iteration = iteration_code(++begun_, left_out);
-  reduction_->begin(iteration, divisor_);
-  if (delayed_) delayed_->begin(iteration, divisor_);
+  reduction_->begin(iteration_code(++begun_, left_out), divisor_);
 }
 
 void Reducer::begin_reduction(int64_t left_out) {
@@ -506,7 +490,6 @@ void Reducer::forward_lost(int64_t left_out) noexcept {
   try {
     begin(left_out);
     reduction_->abandon();
-    if (delayed_) delayed_->give_up();
   } catch (const std::exception&) {
     // The group is broken; the next forward reports that.
   }
@@ -517,7 +500,6 @@ void Reducer::forward_lost(int64_t left_out) noexcept {
 void Reducer::give_up() {
   reduction_->abandon();
   gradients_.abandon();
-  if (delayed_) delayed_->give_up();
   if (check_) check_->forget();
   backward_span_.reset();
   if (!shadows_) used_ = used_before_;
@@ -546,7 +528,6 @@ void Reducer::finish() {
     reduction_->finish();
   }
   finish_sparse();
-  if (delayed_) delayed_->finish();
   if (needs_used_map()) finish_used_map();
   if (check_) check_->agree(steps_);
   deliver(gradients_.buckets().size());
@@ -668,7 +649,6 @@ void Reducer::shadow_backward() {
       gradients_.buckets()[bucket].flat.zero_();
       reduction_->publish(bucket);
     }
-    if (delayed_) delayed_->shadow();
     finish();
   } catch (...) {
     give_up();

@@ -13,7 +13,6 @@
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_times.h"
-#include "lockstep/parallel/ddp/delayed_bucket.h"
 #include "lockstep/parallel/ddp/gradient_buckets.h"
 #include "lockstep/parallel/ddp/gradient_check.h"
 #include "lockstep/parallel/ddp/readiness.h"
@@ -106,7 +105,6 @@ class Reducer final : private BackwardListener {
   void require_no_training() const;
   void register_comm_hook(CommHook hook);
   bool has_comm_hook() const { return static_cast<bool>(hook_); }
-  void delay(DelayedBucket delayed);
 
   // Shards the gradients: of each parameters()[i] this rank gets the average
   // only of the elements `owned[i]` (in memory order); its gradients elsewhere
@@ -165,7 +163,7 @@ class Reducer final : private BackwardListener {
   void local_gradient(size_t parameter, bool ours) override;
   void graph_entered() override;
   void graph_left() override;
-  void refuse_sharing(size_t parameter) const override;
+  void refuse_sharing() const override;
   void parameter_shared(size_t parameter) override;
   void forward_lost(int64_t left_out) noexcept override;
 
@@ -220,7 +218,6 @@ class Reducer final : private BackwardListener {
 
   double divisor_;
   CommHook hook_{};
-  std::optional<DelayedBucket> delayed_{};
   std::optional<GradientCheck> check_{};
   IsStepped is_stepped_{};
   OnFinal on_final_{};

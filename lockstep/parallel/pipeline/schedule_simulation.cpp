@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <stdexcept>
+#include <string>
 
-#include "lockstep/base/svg.h"
 #include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/schedule_places.h"
 
@@ -15,7 +14,6 @@ namespace {
 
 using ActionKind = PipelineActionKind;
 using internal::StagePlaces;
-using internal::SvgPicture;
 
 double cost_of(const PipelineAction& action, const PipelineCosts& costs) {
   const double factor = costs.stages.empty()
@@ -44,25 +42,6 @@ bool source_of(const PipelineAction& action, int stages,
   source = {action.stage + 1, ActionKind::backward, action.micro_batch};
   return action.kind != ActionKind::backward_weight &&
          action.stage + 1 < stages;
-}
-
-const char* colour_of(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::forward:
-      return "#56b4e9";
-    case ActionKind::backward:
-      return "#009e73";
-    case ActionKind::backward_input:
-      return "#e69f00";
-    default:
-      return "#cc79a7";
-  }
-}
-
-std::string short_number(double value) {
-  char text[64];
-  std::snprintf(text, sizeof(text), "%.4g", value);
-  return text;
 }
 
 }  // namespace
@@ -137,57 +116,6 @@ PipelineSchedule aligned(const PipelineSchedule& schedule) {
     slots.push_back({span.action});
   }
   return result;
-}
-
-std::string draw_pipeline(const PipelineSchedule& schedule,
-                          const PipelineCosts& costs) {
-  const PipelineTimes times = simulate_pipeline(schedule, costs);
-  constexpr double kLeft = 60;
-  constexpr double kTop = 40;
-  constexpr double kRow = 24;
-  // The shortest action is wide enough for its number.
-  double shortest = times.makespan;
-  for (const auto& span : times.spans) {
-    if (span.end > span.begin) {
-      shortest = std::min(shortest, span.end - span.begin);
-    }
-  }
-  const double scale = shortest > 0 ? 18 / shortest : 0;
-  const double rows = static_cast<double>(schedule.ranks.size());
-  const double width = kLeft + std::max(460.0, scale * times.makespan) + 20;
-  SvgPicture picture(width, kTop + kRow * rows + 40);
-  picture.text({kLeft, 20}, SvgPicture::Anchor::start,
-               "makespan " + short_number(times.makespan) + ", bubble " +
-                   short_number(100 * times.bubble_fraction) + " %",
-               /*bold=*/true);
-  for (size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
-    picture.text({kLeft - 8, kTop + kRow * static_cast<double>(rank) + 16},
-                 SvgPicture::Anchor::end, "rank " + std::to_string(rank));
-  }
-  for (const auto& span : times.spans) {
-    const SvgPicture::Point corner{kLeft + scale * span.begin,
-                                   kTop + kRow * span.rank};
-    const double wide = scale * (span.end - span.begin);
-    picture.begin_group(to_string(span.action) + ", " +
-                        short_number(span.begin) + " to " +
-                        short_number(span.end));
-    picture.box(corner, wide, kRow - 2, colour_of(span.action.kind));
-    picture.small_text({corner.x + wide / 2, corner.y + kRow / 2 - 1}, 10,
-                       std::to_string(span.action.micro_batch));
-    picture.end_group();
-  }
-  double x = kLeft;
-  const double y = kTop + kRow * rows + 12;
-  for (const auto& [kind, words] :
-       {std::pair{ActionKind::forward, "forward"},
-        {ActionKind::backward, "backward"},
-        {ActionKind::backward_input, "for inputs"},
-        {ActionKind::backward_weight, "for parameters"}}) {
-    picture.box({x, y}, 14, 14, colour_of(kind));
-    picture.text({x + 19, y + 11}, SvgPicture::Anchor::start, words);
-    x += 110;
-  }
-  return picture.file();
 }
 
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "lockstep/parallel/pipeline/schedule.h"
@@ -44,10 +43,5 @@ struct PipelineTimes {
 // or if `costs.stages` has another length than there are stages.
 PipelineTimes simulate_pipeline(const PipelineSchedule& schedule,
                                 const PipelineCosts& costs = {});
-
-// Draws what simulate_pipeline() computes as a picture in SVG: a row for each
-// rank, time from left to right, the micro-batch in each box. Returns the file.
-std::string draw_pipeline(const PipelineSchedule& schedule,
-                          const PipelineCosts& costs = {});
 
 }  // namespace lockstep

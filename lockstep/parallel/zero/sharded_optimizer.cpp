@@ -96,12 +96,6 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
           "optimizer or optimizers in backward already; give one optimizer "
           "several parameter groups instead");
     }
-    if (ddp->has_delayed_parameters()) {
-      throw std::invalid_argument(
-          "ZeroRedundancyOptimizer: the DistributedDataParallel delays the "
-          "all-reduce of some parameters, which cannot be sharded; construct "
-          "the optimizer from the parameters instead");
-    }
     if (ddp->lowers_parameters() &&
         (options_.shared_parameters || options_.step_in_backward)) {
       throw std::invalid_argument(

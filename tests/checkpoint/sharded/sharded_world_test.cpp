@@ -239,8 +239,9 @@ WORLD_TEST(ShardedWorld, ReplicasThatDifferAreNamedAndNotMixed, 2, 3) {
     for (auto& buffer : run.model->buffers()) buffer.fill_(world.rank);
     const auto names_both =
         AllOf(HasSubstr("the tensor \"model.0.weight\""),
-              HasSubstr(world.size == 2 ? "rank 0 and rank 1"
-                                        : "ranks 0, 2 and rank 1"),
+              HasSubstr(world.size == 2
+                            ? "on rank 0 differ from those on rank 1"
+                            : "on ranks 0 and 2 differ from those on rank 1"),
               HasSubstr("the result would be a mixture"),
               ::testing::Not(HasSubstr("\n")));
     for (const bool overlaps : {false, true}) {

@@ -1,7 +1,6 @@
 // Checkpointed parts in DistributedDataParallel: gradients bit for bit as
 // without checkpointing, over several steps, on shared memory and on Gloo.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -14,7 +13,6 @@
 #include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
-#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
 
@@ -24,12 +22,10 @@ namespace {
 using testing::on_both_backends;
 using testing::World;
 
-enum class Part { plain, saved, reentrant };
-
 template <typename Module>
-torch::Tensor run_part(Part part, Module& module, const torch::Tensor& x) {
-  if (part == Part::plain) return module->forward(x);
-  return checkpoint({.use_reentrant = part == Part::reentrant}, module, x);
+torch::Tensor run_part(bool checkpointed, Module& module,
+                       const torch::Tensor& x) {
+  return checkpointed ? checkpoint(module, x) : module->forward(x);
 }
 
 struct DropBlockImpl : torch::nn::Module {
@@ -55,9 +51,9 @@ struct PartsImpl : torch::nn::Module {
     if (with_spare) spare = register_module("spare", torch::nn::Linear(2, 2));
     to(torch::kDouble);
   }
-  torch::Tensor forward(const torch::Tensor& input, Part part) {
+  torch::Tensor forward(const torch::Tensor& input, bool checkpointed) {
     auto x = first(input);
-    for (auto& block : blocks) x = run_part(part, block, x);
+    for (auto& block : blocks) x = run_part(checkpointed, block, x);
     return last(x);
   }
   torch::nn::Linear first{nullptr}, last{nullptr}, spare{nullptr};
@@ -75,7 +71,7 @@ struct Run {
 
 // Trains four steps and returns all losses and gradients. A hook that counts is
 // on each parameter.
-std::vector<torch::Tensor> train(const Run& run, Part part,
+std::vector<torch::Tensor> train(const Run& run, bool checkpointed,
                                  const World& world) {
   torch::manual_seed(4);
   Parts net(run.with_spare);
@@ -104,7 +100,7 @@ std::vector<torch::Tensor> train(const Run& run, Part part,
       using NoSync = DistributedDataParallel<Parts>::NoSync;
       const std::unique_ptr<NoSync> local(
           i < run.local_steps ? new NoSync(model.no_sync()) : nullptr);
-      auto loss = model(x, part).square().mean();
+      auto loss = model(x, checkpointed).square().mean();
       for (auto& [name, count] : counts) count = 0;
       loss.backward();
       for (const auto& [name, count] : counts) {
@@ -124,19 +120,14 @@ std::vector<torch::Tensor> train(const Run& run, Part part,
   return all;
 }
 
-void expect_same_training(const Run& run, const World& world,
-                          const std::vector<Part>& parts = {Part::saved,
-                                                            Part::reentrant}) {
-  const auto want = train(run, Part::plain, world);
-  for (auto part : parts) {
-    SCOPED_TRACE(part == Part::saved ? "saved" : "reentrant");
-    const auto have = train(run, part, world);
-    ASSERT_EQ(have.size(), want.size());
-    for (size_t i = 0; i < want.size(); ++i) {
-      ASSERT_EQ(have[i].defined(), want[i].defined()) << i;
-      if (!want[i].defined()) continue;
-      EXPECT_TRUE(torch::equal(have[i], want[i])) << i;
-    }
+void expect_same_training(const Run& run, const World& world) {
+  const auto want = train(run, false, world);
+  const auto have = train(run, true, world);
+  ASSERT_EQ(have.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_EQ(have[i].defined(), want[i].defined()) << i;
+    if (!want[i].defined()) continue;
+    EXPECT_TRUE(torch::equal(have[i], want[i])) << i;
   }
 }
 
@@ -152,16 +143,9 @@ WORLD_TEST(CheckpointingDdp, TrainingIsTheSame, 1, 2) {
 
 WORLD_TEST(CheckpointingDdp, UnusedParametersAndStaticGraph, 1, 2) {
   on_both_backends([&] {
-    // In the re-entrant form nested passes bring the gradients, and
-    // find_unused_parameters cannot see them beforehand; backward says so.
     expect_same_training(
         {.options = {.find_unused_parameters = true}, .with_spare = true},
-        world, {Part::saved});
-    EXPECT_THAT(testing::message_of([&] {
-                  train({.options = {.find_unused_parameters = true}},
-                        Part::reentrant, world);
-                }),
-                ::testing::HasSubstr("static_graph"));
+        world);
     expect_same_training({.options = {.static_graph = true}}, world);
     expect_same_training(
         {.options = {.static_graph = true}, .with_spare = true}, world);

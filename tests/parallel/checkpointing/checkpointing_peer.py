@@ -2,10 +2,9 @@
 
     checkpointing_peer.py JOBS
 
-Each line of JOBS: use_reentrant (0 or 1), dropout, autocast (0 or 1), file. The
-file gets float64 numbers: for each of two steps the loss and the gradients of
-the input and of all parameters; then how often each block was called, and three
-random numbers.
+Each line of JOBS: dropout, autocast (0 or 1), file. The file gets float64
+numbers: for each of two steps the loss and the gradients of the input and of all
+parameters; then how often each block was called, and three random numbers.
 """
 
 import sys
@@ -42,7 +41,7 @@ def fill(tensors):
         start += 0.3
 
 
-def work(use_reentrant, dropout, autocast, file):
+def work(dropout, autocast, file):
     dtype = torch.float32 if autocast else torch.float64
     blocks = nn.ModuleList(Block(dropout) for _ in range(BLOCKS)).to(dtype)
     given = torch.empty(5, WIDTH, dtype=dtype)
@@ -56,7 +55,7 @@ def work(use_reentrant, dropout, autocast, file):
         y = x
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             for block in blocks:
-                y = checkpoint(block, y, use_reentrant=use_reentrant)
+                y = checkpoint(block, y, use_reentrant=False)
         loss = y.square().sum()
         loss.backward()
         numbers += [loss, x.grad, *(p.grad for p in blocks.parameters())]
@@ -69,8 +68,8 @@ def work(use_reentrant, dropout, autocast, file):
 def main():
     torch.set_num_threads(1)
     for job in Path(sys.argv[1]).read_text().splitlines():
-        use_reentrant, dropout, autocast, file = job.split()
-        work(use_reentrant == "1", float(dropout), autocast == "1", file)
+        dropout, autocast, file = job.split()
+        work(float(dropout), autocast == "1", file)
 
 
 if __name__ == "__main__":

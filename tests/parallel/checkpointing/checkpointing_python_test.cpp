@@ -26,13 +26,11 @@ constexpr int kBlocks = 3;
 constexpr int64_t kWidth = 6;
 
 struct Case {
-  bool use_reentrant;
   double dropout;
   bool autocast;
 
   std::string name() const {
-    return std::string(use_reentrant ? "1 " : "0 ") + std::to_string(dropout) +
-           (autocast ? " 1" : " 0");
+    return std::to_string(dropout) + (autocast ? " 1" : " 0");
   }
 };
 
@@ -91,8 +89,7 @@ Tensor outcome_here(const Case& test) {
     {
       const Autocast mixed(at::kCPU, at::kBFloat16, test.autocast);
       for (int i = 0; i < kBlocks; ++i) {
-        y = checkpoint({.use_reentrant = test.use_reentrant},
-                       blocks->ptr<PeerBlockImpl>(static_cast<size_t>(i)), y);
+        y = checkpoint(blocks->ptr<PeerBlockImpl>(static_cast<size_t>(i)), y);
       }
     }
     auto loss = y.square().sum();
@@ -111,7 +108,7 @@ Tensor outcome_here(const Case& test) {
   return outcome.flat();
 }
 
-TEST(CheckpointingParity, BothFormsGiveThePythonNumbers) {
+TEST(CheckpointingParity, GivesThePythonNumbers) {
   if (!std::filesystem::exists(LOCKSTEP_TORCH_PYTHON)) {
     GTEST_SKIP() << "no Python at " << LOCKSTEP_TORCH_PYTHON;
   }
@@ -119,12 +116,8 @@ TEST(CheckpointingParity, BothFormsGiveThePythonNumbers) {
   const testing::TemporaryFolder temporary;
   const std::filesystem::path folder = temporary.path();
   std::vector<Case> cases;
-  for (bool use_reentrant : {false, true}) {
-    for (double dropout : {0.0, 0.4}) {
-      for (bool autocast : {false, true}) {
-        cases.push_back({use_reentrant, dropout, autocast});
-      }
-    }
+  for (double dropout : {0.0, 0.4}) {
+    for (bool autocast : {false, true}) cases.push_back({dropout, autocast});
   }
   const auto output = [&](size_t i) {
     return (folder / std::to_string(i)).string();

@@ -53,17 +53,16 @@ using testing::message_of;
 using ::testing::ThrowsMessage;
 using torch::Tensor;
 
-enum class Form { none, saved, reentrant };
+enum class Form { none, saved };
 
-// Calls the function in one of the three ways.
+// Calls the function with or without checkpointing.
 template <typename Function, typename... Args>
 auto call_in(Form form, Function&& function, Args&&... args) {
   if (form == Form::none) {
     std::decay_t<Function> own(function);
     return call_forward(own, std::forward<Args>(args)...);
   }
-  return checkpoint({.use_reentrant = form == Form::reentrant},
-                    std::forward<Function>(function),
+  return checkpoint(std::forward<Function>(function),
                     std::forward<Args>(args)...);
 }
 
@@ -71,15 +70,6 @@ Tensor some_input(bool requires_grad = true) {
   return torch::linspace(-1, 1, 12, torch::kDouble)
       .view({3, 4})
       .requires_grad_(requires_grad);
-}
-
-// Runs `body` in both forms.
-void in_both_forms(const std::function<void(Form)>& body) {
-  for (auto form : {Form::saved, Form::reentrant}) {
-    SCOPED_TRACE(form == Form::saved ? "saved" : "reentrant");
-    torch::manual_seed(3);
-    body(form);
-  }
 }
 
 void expect_equal(const std::vector<Tensor>& have,
@@ -145,131 +135,118 @@ std::vector<Tensor> step(Blocks& net, Form form) {
 }
 
 TEST(Checkpointing, GradientsAreThoseWithoutIt) {
-  in_both_forms([](Form form) {
-    Blocks net;
-    const auto want = step(net, Form::none);
-    for (int i = 0; i < 2; ++i) expect_equal(step(net, form), want);
-  });
+  torch::manual_seed(3);
+  Blocks net;
+  const auto want = step(net, Form::none);
+  for (int i = 0; i < 2; ++i) expect_equal(step(net, Form::saved), want);
 }
 
 TEST(Checkpointing, EachCallIsRecomputedOnce) {
-  in_both_forms([](Form form) {
-    Blocks net;
-    step(net, form);
-    EXPECT_EQ(net->calls(), std::vector<int>({2, 2, 2}));
-  });
+  torch::manual_seed(3);
+  Blocks net;
+  step(net, Form::saved);
+  EXPECT_EQ(net->calls(), std::vector<int>({2, 2, 2}));
 }
 
 TEST(Checkpointing, WorksWhileAnomaliesAreDetected) {
-  in_both_forms([](Form form) {
-    Blocks net;
-    const auto want = step(net, Form::none);
-    const torch::autograd::DetectAnomalyGuard detect;
-    expect_equal(step(net, form), want);
-  });
+  torch::manual_seed(3);
+  Blocks net;
+  const auto want = step(net, Form::none);
+  const torch::autograd::DetectAnomalyGuard detect;
+  expect_equal(step(net, Form::saved), want);
 }
 
 TEST(Checkpointing, HooksOfParametersAreCalledOnce) {
-  in_both_forms([](Form form) {
-    Blocks net;
-    std::map<std::string, int> counts;
-    for (const auto& item : net->named_parameters()) {
-      item.value().register_hook(
-          [&count = counts[item.key()]](const Tensor& gradient) {
-            ++count;
-            return gradient;
-          });
-    }
-    step(net, form);
-    EXPECT_EQ(counts.size(), 12);
-    for (const auto& [name, count] : counts) EXPECT_EQ(count, 1) << name;
-  });
+  torch::manual_seed(3);
+  Blocks net;
+  std::map<std::string, int> counts;
+  for (const auto& item : net->named_parameters()) {
+    item.value().register_hook(
+        [&count = counts[item.key()]](const Tensor& gradient) {
+          ++count;
+          return gradient;
+        });
+  }
+  step(net, Form::saved);
+  EXPECT_EQ(counts.size(), 12);
+  for (const auto& [name, count] : counts) EXPECT_EQ(count, 1) << name;
 }
 
 TEST(Checkpointing, DropoutDropsTheSameElements) {
-  in_both_forms([](Form form) {
-    Blocks net(0.5);
-    torch::manual_seed(11);
-    const auto want = step(net, Form::none);
-    const auto next = torch::rand({4});
-    torch::manual_seed(11);
-    expect_equal(step(net, form), want);
-    // Backward has left the generator as it was.
-    EXPECT_TRUE(torch::equal(torch::rand({4}), next));
-  });
+  torch::manual_seed(3);
+  Blocks net(0.5);
+  torch::manual_seed(11);
+  const auto want = step(net, Form::none);
+  const auto next = torch::rand({4});
+  torch::manual_seed(11);
+  expect_equal(step(net, Form::saved), want);
+  // Backward has left the generator as it was.
+  EXPECT_TRUE(torch::equal(torch::rand({4}), next));
 }
 
 TEST(Checkpointing, WithoutPreservedGeneratorsTheMasksDiffer) {
-  for (bool use_reentrant : {false, true}) {
-    std::vector<Tensor> masks;
-    const auto drop = [&](const Tensor& x) {
-      masks.push_back(torch::bernoulli(torch::full({64}, 0.5)));
-      return (x * masks.back()).tanh();
-    };
-    auto x = torch::ones({64}, torch::requires_grad());
-    checkpoint({.use_reentrant = use_reentrant, .preserve_rng_state = false},
-               drop, x)
-        .sum()
-        .backward();
-    ASSERT_EQ(masks.size(), 2);
-    EXPECT_FALSE(torch::equal(masks[0], masks[1]));
-  }
+  std::vector<Tensor> masks;
+  const auto drop = [&](const Tensor& x) {
+    masks.push_back(torch::bernoulli(torch::full({64}, 0.5)));
+    return (x * masks.back()).tanh();
+  };
+  auto x = torch::ones({64}, torch::requires_grad());
+  checkpoint({.preserve_rng_state = false}, drop, x).sum().backward();
+  ASSERT_EQ(masks.size(), 2);
+  EXPECT_FALSE(torch::equal(masks[0], masks[1]));
 }
 
 TEST(Checkpointing, AutocastIsRestored) {
-  in_both_forms([](Form form) {
-    torch::nn::Linear layer(4, 4);
-    std::vector<at::ScalarType> dtypes;
-    const auto function = [&](const Tensor& x) {
-      auto y = layer(x);
-      dtypes.push_back(y.scalar_type());
-      return y.tanh();
-    };
-    auto run = [&](Form now) {
-      layer->zero_grad();
-      auto x = torch::linspace(-1, 1, 8).view({2, 4}).requires_grad_();
-      Tensor y;
-      {
-        const Autocast mixed(at::kCPU, at::kBFloat16);
-        y = call_in(now, function, x);
-      }
-      y.sum().backward();
-      return std::vector<Tensor>{y.detach(), x.grad(), layer->weight.grad()};
-    };
-    const auto want = run(Form::none);
-    expect_equal(run(form), want);
-    ASSERT_EQ(dtypes.size(), 3);
-    EXPECT_EQ(dtypes[1], at::kBFloat16);
-    EXPECT_EQ(dtypes[2], at::kBFloat16);
-    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
-  });
+  torch::manual_seed(3);
+  torch::nn::Linear layer(4, 4);
+  std::vector<at::ScalarType> dtypes;
+  const auto function = [&](const Tensor& x) {
+    auto y = layer(x);
+    dtypes.push_back(y.scalar_type());
+    return y.tanh();
+  };
+  auto run = [&](Form now) {
+    layer->zero_grad();
+    auto x = torch::linspace(-1, 1, 8).view({2, 4}).requires_grad_();
+    Tensor y;
+    {
+      const Autocast mixed(at::kCPU, at::kBFloat16);
+      y = call_in(now, function, x);
+    }
+    y.sum().backward();
+    return std::vector<Tensor>{y.detach(), x.grad(), layer->weight.grad()};
+  };
+  const auto want = run(Form::none);
+  expect_equal(run(Form::saved), want);
+  ASSERT_EQ(dtypes.size(), 3);
+  EXPECT_EQ(dtypes[1], at::kBFloat16);
+  EXPECT_EQ(dtypes[2], at::kBFloat16);
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
 }
 
 TEST(Checkpointing, TensorsAreFoundInArgumentsAndResult) {
-  in_both_forms([](Form form) {
-    const auto function = [](const std::vector<Tensor>& pair, int power,
-                             const std::string& note,
-                             const std::optional<Tensor>& bias,
-                             const Tensor& none) {
-      EXPECT_FALSE(none.defined());
-      auto main = (pair[0] * pair[1]).pow(power).tanh();
-      if (bias) main = main + bias->exp();
-      return TwoOutputs{main, {pair[0].sin(), Tensor(), pair[1].cos()}, note};
-    };
-    auto run = [&](Form now) {
-      auto a = some_input();
-      auto b = (some_input(false) + 0.5).requires_grad_();
-      auto bias = some_input();
-      auto out = call_in(now, function, std::vector<Tensor>{a * 1, b}, 2,
-                         "note", std::optional<Tensor>(bias), Tensor());
-      EXPECT_EQ(out.note, "note");
-      EXPECT_FALSE(out.others[1].defined());
-      (out.main + out.others[0] * out.others[2]).sum().backward();
-      return std::vector<Tensor>{a.grad(), b.grad(), bias.grad()};
-    };
-    const auto want = run(Form::none);
-    expect_equal(run(form), want);
-  });
+  torch::manual_seed(3);
+  const auto function =
+      [](const std::vector<Tensor>& pair, int power, const std::string& note,
+         const std::optional<Tensor>& bias, const Tensor& none) {
+        EXPECT_FALSE(none.defined());
+        auto main = (pair[0] * pair[1]).pow(power).tanh();
+        if (bias) main = main + bias->exp();
+        return TwoOutputs{main, {pair[0].sin(), Tensor(), pair[1].cos()}, note};
+      };
+  auto run = [&](Form now) {
+    auto a = some_input();
+    auto b = (some_input(false) + 0.5).requires_grad_();
+    auto bias = some_input();
+    auto out = call_in(now, function, std::vector<Tensor>{a * 1, b}, 2, "note",
+                       std::optional<Tensor>(bias), Tensor());
+    EXPECT_EQ(out.note, "note");
+    EXPECT_FALSE(out.others[1].defined());
+    (out.main + out.others[0] * out.others[2]).sum().backward();
+    return std::vector<Tensor>{a.grad(), b.grad(), bias.grad()};
+  };
+  const auto want = run(Form::none);
+  expect_equal(run(Form::saved), want);
 }
 
 // A result of this type is not searched for tensors.
@@ -277,7 +254,7 @@ struct Unknown {
   Tensor value;
 };
 
-TEST(Checkpointing, AnyTypeMayBeReturnedUnlessReentrant) {
+TEST(Checkpointing, AnyTypeMayBeReturned) {
   auto function = [](const Tensor& x, const Unknown& other) {
     return Unknown{(x * other.value).tanh()};
   };
@@ -286,54 +263,46 @@ TEST(Checkpointing, AnyTypeMayBeReturnedUnlessReentrant) {
   auto y = some_input();
   (y * y).tanh().sum().backward();
   EXPECT_TRUE(torch::equal(x.grad(), y.grad()));
-  EXPECT_THAT(message_of([&] {
-                checkpoint({.use_reentrant = true}, function, x, Unknown{x});
-              }),
-              AllOf(HasSubstr("use_reentrant"), HasSubstr("ForwardResult")));
 }
 
 TEST(Checkpointing, HoldersPointersAndSequentialAreCalled) {
-  in_both_forms([](Form form) {
-    Block block;
-    torch::nn::Sequential sequential(torch::nn::Linear(4, 4),
-                                     torch::nn::Tanh());
-    sequential->to(torch::kDouble);
-    auto run = [&](Form now) {
-      auto x = some_input();
-      auto y = call_in(now, block, x);
-      y = call_in(now, std::as_const(block), y);
-      y = call_in(now, block.ptr(), y);
-      y = call_in(now, sequential, y);
-      y.sum().backward();
-      return std::vector<Tensor>{x.grad()};
-    };
-    const auto want = run(Form::none);
-    expect_equal(run(form), want);
-  });
+  torch::manual_seed(3);
+  Block block;
+  torch::nn::Sequential sequential(torch::nn::Linear(4, 4), torch::nn::Tanh());
+  sequential->to(torch::kDouble);
+  auto run = [&](Form now) {
+    auto x = some_input();
+    auto y = call_in(now, block, x);
+    y = call_in(now, std::as_const(block), y);
+    y = call_in(now, block.ptr(), y);
+    y = call_in(now, sequential, y);
+    y.sum().backward();
+    return std::vector<Tensor>{x.grad()};
+  };
+  const auto want = run(Form::none);
+  expect_equal(run(Form::saved), want);
 }
 
 TEST(Checkpointing, WithoutGradModeItIsAPlainCall) {
-  in_both_forms([](Form form) {
-    const at::NoGradGuard no_grad;
-    const Block block;
-    auto y = call_in(form, block, some_input());
-    EXPECT_FALSE(y.requires_grad());
-    EXPECT_EQ(block->calls, 1);
-  });
+  torch::manual_seed(3);
+  const at::NoGradGuard no_grad;
+  const Block block;
+  auto y = call_in(Form::saved, block, some_input());
+  EXPECT_FALSE(y.requires_grad());
+  EXPECT_EQ(block->calls, 1);
 }
 
 TEST(Checkpointing, SecondBackwardRecomputesForItself) {
-  in_both_forms([](Form form) {
-    Blocks net;
-    auto x = some_input();
-    auto y = net->forward(x, form).square().sum();
-    y.backward({}, /*retain_graph=*/true);
-    const auto once = x.grad().clone();
-    y.backward();
-    EXPECT_TRUE(torch::equal(x.grad(), once + once));
-    EXPECT_EQ(net->calls(), std::vector<int>({3, 3, 3}));
-    EXPECT_THAT(message_of([&] { y.backward(); }), HasSubstr("second time"));
-  });
+  torch::manual_seed(3);
+  Blocks net;
+  auto x = some_input();
+  auto y = net->forward(x, Form::saved).square().sum();
+  y.backward({}, /*retain_graph=*/true);
+  const auto once = x.grad().clone();
+  y.backward();
+  EXPECT_TRUE(torch::equal(x.grad(), once + once));
+  EXPECT_EQ(net->calls(), std::vector<int>({3, 3, 3}));
+  EXPECT_THAT(message_of([&] { y.backward(); }), HasSubstr("second time"));
 }
 
 TEST(Checkpointing, SecondDerivatives) {
@@ -356,44 +325,38 @@ TEST(Checkpointing, SecondDerivatives) {
 }
 
 TEST(Checkpointing, RegionsNest) {
-  for (auto inner : {Form::saved, Form::reentrant}) {
-    for (auto outer : {Form::saved, Form::reentrant}) {
-      Blocks net(0.25);
-      auto run = [&](Form around, Form within) {
-        net->zero_grad();
-        torch::manual_seed(5);
-        auto x = some_input();
-        auto y = call_in(
-            around, [&](const Tensor& t) { return net->forward(t, within); },
-            x);
-        y.square().sum().backward();
-        std::vector<Tensor> all{y.detach(), x.grad()};
-        for (const auto& parameter : net->parameters()) {
-          all.push_back(parameter.grad().clone());
-        }
-        return all;
-      };
-      const auto want = run(Form::none, Form::none);
-      expect_equal(run(outer, inner), want);
-      // The plain run, forward, the outer recomputation and the inner one. The
-      // outer one stops when it has saved the input of the last block.
-      const bool stops = outer == Form::saved && inner == Form::saved;
-      EXPECT_EQ(net->calls(), std::vector<int>({4, 4, stops ? 3 : 4}));
+  Blocks net(0.25);
+  auto run = [&](Form form) {
+    net->zero_grad();
+    torch::manual_seed(5);
+    auto x = some_input();
+    auto y = call_in(
+        form, [&](const Tensor& t) { return net->forward(t, form); }, x);
+    y.square().sum().backward();
+    std::vector<Tensor> all{y.detach(), x.grad()};
+    for (const auto& parameter : net->parameters()) {
+      all.push_back(parameter.grad().clone());
     }
-  }
+    return all;
+  };
+  const auto want = run(Form::none);
+  expect_equal(run(Form::saved), want);
+  // The plain run, forward, the outer recomputation and the inner one. The
+  // outer one stops when it has saved the input of the last block.
+  EXPECT_EQ(net->calls(), std::vector<int>({4, 4, 3}));
 }
 
 TEST(Checkpointing, PartOfTheResultsMayBeUsed) {
-  in_both_forms([](Form form) {
-    auto x = some_input();
-    auto [a, b] = call_in(
-        form, [](const Tensor& t) { return std::tuple(t.sin(), t.exp()); }, x);
-    a.sum().backward({}, /*retain_graph=*/true);
-    EXPECT_TRUE(torch::equal(x.grad(), some_input(false).cos()));
-    x.mutable_grad() = Tensor();
-    b.sum().backward();
-    EXPECT_TRUE(torch::equal(x.grad(), some_input(false).exp()));
-  });
+  torch::manual_seed(3);
+  auto x = some_input();
+  auto [a, b] = call_in(
+      Form::saved, [](const Tensor& t) { return std::tuple(t.sin(), t.exp()); },
+      x);
+  a.sum().backward({}, /*retain_graph=*/true);
+  EXPECT_TRUE(torch::equal(x.grad(), some_input(false).cos()));
+  x.mutable_grad() = Tensor();
+  b.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), some_input(false).exp()));
 }
 
 // Tensors that a backward pass has recomputed and did not need stayed in memory
@@ -419,55 +382,52 @@ TEST(Checkpointing, WhatABackwardDoesNotNeedIsDroppedAtItsEnd) {
 }
 
 TEST(Checkpointing, TheFunctionIsFreedWithTheGraph) {
-  in_both_forms([](Form form) {
-    auto token = std::make_shared<int>(1);
-    const std::weak_ptr<int> weak = token;
-    auto function = [token = std::move(token)](const Tensor& x) {
-      return x.exp().sin();
-    };
-    auto x = some_input();
-    auto unused = call_in(form, std::move(function), x);
-    EXPECT_FALSE(weak.expired());
-    unused = Tensor();
-    EXPECT_TRUE(weak.expired());
-  });
+  torch::manual_seed(3);
+  auto token = std::make_shared<int>(1);
+  const std::weak_ptr<int> weak = token;
+  auto function = [token = std::move(token)](const Tensor& x) {
+    return x.exp().sin();
+  };
+  auto x = some_input();
+  auto unused = call_in(Form::saved, std::move(function), x);
+  EXPECT_FALSE(weak.expired());
+  unused = Tensor();
+  EXPECT_TRUE(weak.expired());
 }
 
 TEST(Checkpointing, InPlaceOperationsAndViewsInTheFunction) {
-  in_both_forms([](Form form) {
-    const auto function = [](const Tensor& x) {
-      auto y = (x * 2).view({4, 3});
-      y.select(0, 1).mul_(3);
-      auto z = y.t().exp() - 1;
-      return torch::relu_(z).narrow(0, 1, 2).contiguous();
-    };
-    auto run = [&](Form now) {
-      auto x = some_input();
-      auto y = call_in(now, function, x);
-      y.square().sum().backward();
-      return std::vector<Tensor>{y.detach(), x.grad()};
-    };
-    const auto want = run(Form::none);
-    expect_equal(run(form), want);
-  });
+  torch::manual_seed(3);
+  const auto function = [](const Tensor& x) {
+    auto y = (x * 2).view({4, 3});
+    y.select(0, 1).mul_(3);
+    auto z = y.t().exp() - 1;
+    return torch::relu_(z).narrow(0, 1, 2).contiguous();
+  };
+  auto run = [&](Form now) {
+    auto x = some_input();
+    auto y = call_in(now, function, x);
+    y.square().sum().backward();
+    return std::vector<Tensor>{y.detach(), x.grad()};
+  };
+  const auto want = run(Form::none);
+  expect_equal(run(Form::saved), want);
 }
 
 TEST(Checkpointing, AnInputChangedInPlaceIsNamed) {
-  in_both_forms([](Form form) {
-    auto x = some_input();
-    auto counter = torch::zeros({1});
-    EXPECT_THAT(
-        message_of([&] {
-          call_in(
-              form,
-              [](const Tensor& t, Tensor& count) {
-                count.add_(1);
-                return t.exp();
-              },
-              x, counter);
-        }),
-        AllOf(HasSubstr("tensor 2 of its arguments"), HasSubstr("in place")));
-  });
+  torch::manual_seed(3);
+  auto x = some_input();
+  auto counter = torch::zeros({1});
+  EXPECT_THAT(
+      message_of([&] {
+        call_in(
+            Form::saved,
+            [](const Tensor& t, Tensor& count) {
+              count.add_(1);
+              return t.exp();
+            },
+            x, counter);
+      }),
+      AllOf(HasSubstr("tensor 2 of its arguments"), HasSubstr("in place")));
 }
 
 // LibTorch does not compare the versions of tensors that hooks give.
@@ -487,16 +447,15 @@ TEST(Checkpointing, ASavedTensorChangedInPlaceIsNamed) {
 }
 
 TEST(Checkpointing, InputsChangedAfterwardsAreNamed) {
-  in_both_forms([](Form form) {
-    auto x = some_input();
-    auto data = torch::ones({3, 4}, torch::kDouble);
-    auto y = call_in(
-        form, [](const Tensor& t, const Tensor& d) { return (t * d).exp(); }, x,
-        data);
-    data.add_(1);
-    EXPECT_THAT(message_of([&] { y.sum().backward(); }),
-                HasSubstr("modified by an inplace operation"));
-  });
+  torch::manual_seed(3);
+  auto x = some_input();
+  auto data = torch::ones({3, 4}, torch::kDouble);
+  auto y = call_in(
+      Form::saved,
+      [](const Tensor& t, const Tensor& d) { return (t * d).exp(); }, x, data);
+  data.add_(1);
+  EXPECT_THAT(message_of([&] { y.sum().backward(); }),
+              HasSubstr("modified by an inplace operation"));
 }
 
 TEST(Checkpointing, ParametersGetGradientsIfNoInputNeedsOne) {
@@ -504,41 +463,6 @@ TEST(Checkpointing, ParametersGetGradientsIfNoInputNeedsOne) {
   auto y = checkpoint(block, some_input(false));
   y.sum().backward();
   ASSERT_TRUE(block->inner->weight.grad().defined());
-  EXPECT_THAT(message_of([&] {
-                checkpoint({.use_reentrant = true}, block, some_input(false));
-              }),
-              AllOf(HasSubstr("requires grad"), HasSubstr("use_reentrant")));
-}
-
-TEST(Checkpointing, WhatTheReentrantFormCannotDoIsNamed) {
-  Block block;
-  auto x = some_input();
-  auto y = checkpoint({.use_reentrant = true}, block, x).sum();
-  EXPECT_THAT(message_of([&] {
-                torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true);
-              }),
-              AllOf(HasSubstr("grad()"), HasSubstr("use_reentrant")));
-  EXPECT_THAT(message_of([&] { y.backward({}, true, true); }),
-              HasSubstr("create_graph"));
-  auto shared = std::make_shared<std::vector<Tensor>>(1, x);
-  EXPECT_THAT(message_of([&] {
-                checkpoint(
-                    {.use_reentrant = true},
-                    [](const auto& all) { return all->front().exp(); }, shared);
-              }),
-              HasSubstr("std::shared_ptr"));
-}
-
-// Autograd made a buffer that a function had returned a part of the graph.
-TEST(Checkpointing, AReturnedBufferStaysALeaf) {
-  auto buffer = torch::ones({3, 4}, torch::kDouble);
-  auto x = some_input();
-  auto [y, same] = checkpoint(
-      {.use_reentrant = true},
-      [&](const Tensor& t) { return std::tuple(t * buffer, buffer); }, x);
-  EXPECT_FALSE(buffer.requires_grad());
-  (y * same).sum().backward();
-  EXPECT_TRUE(torch::equal(x.grad(), buffer));
 }
 
 // The number of the call decides what is computed.
@@ -586,53 +510,40 @@ TEST(Checkpointing, WithoutTheCheckOtherShapesAreTaken) {
   EXPECT_EQ(call, 2);
 }
 
-TEST(Checkpointing, ADifferentReentrantResultIsNamed) {
-  int call = 0;
-  auto x = some_input();
-  auto y = checkpoint(
-      {.use_reentrant = true},
-      [&](const Tensor& t) { return changing(call++, "shape", t); }, x);
-  EXPECT_THAT([&] { y.sum().backward(); },
-              ThrowsMessage<CheckpointError>(
-                  HasSubstr("had the shape [3, 4] and now has [2, 4]")));
-}
-
 TEST(Checkpointing, BackwardInAnotherThread) {
-  in_both_forms([](Form form) {
-    Blocks net(0.5);
-    torch::manual_seed(2);
-    const auto want = step(net, Form::none);
-    torch::manual_seed(2);
-    net->zero_grad();
-    auto x = some_input();
-    auto loss = net->forward(x, form).square().sum();
-    std::thread([&] { loss.backward(); }).join();
-    EXPECT_TRUE(torch::equal(x.grad(), want[1]));
-  });
+  torch::manual_seed(3);
+  Blocks net(0.5);
+  torch::manual_seed(2);
+  const auto want = step(net, Form::none);
+  torch::manual_seed(2);
+  net->zero_grad();
+  auto x = some_input();
+  auto loss = net->forward(x, Form::saved).square().sum();
+  std::thread([&] { loss.backward(); }).join();
+  EXPECT_TRUE(torch::equal(x.grad(), want[1]));
 }
 
 TEST(Checkpointing, SeveralThreadsTrainTheirOwnModels) {
-  in_both_forms([](Form form) {
-    Blocks net;
-    const auto want = step(net, Form::none);
-    const auto parameters = net->parameters();
-    std::vector<std::vector<Tensor>> have(4);
-    std::vector<std::thread> threads;
-    for (auto& mine : have) {
-      threads.emplace_back([&] {
-        Blocks own;
-        {
-          const at::NoGradGuard no_grad;
-          for (size_t i = 0; i < parameters.size(); ++i) {
-            own->parameters()[i].copy_(parameters[i]);
-          }
+  torch::manual_seed(3);
+  Blocks net;
+  const auto want = step(net, Form::none);
+  const auto parameters = net->parameters();
+  std::vector<std::vector<Tensor>> have(4);
+  std::vector<std::thread> threads;
+  for (auto& mine : have) {
+    threads.emplace_back([&] {
+      Blocks own;
+      {
+        const at::NoGradGuard no_grad;
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          own->parameters()[i].copy_(parameters[i]);
         }
-        for (int i = 0; i < 5; ++i) mine = step(own, form);
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    for (const auto& mine : have) expect_equal(mine, want);
-  });
+      }
+      for (int i = 0; i < 5; ++i) mine = step(own, Form::saved);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& mine : have) expect_equal(mine, want);
 }
 
 TEST(Checkpointing, SeveralThreadsGoBackThroughOneRegion) {
@@ -742,58 +653,50 @@ TEST(Checkpointing, ASavedTensorMayBeAskedForTwice) {
 
 TEST(Checkpointing, ErrorsOfTheFunctionPass) {
   struct Own : std::exception {};
-  in_both_forms([](Form form) {
-    auto x = some_input();
-    const auto fails = [](const Tensor& t) -> Tensor {
-      auto y = t.exp();
-      if (y.defined()) throw Own();
-      return y;
-    };
-    EXPECT_THROW(call_in(form, fails, x), Own);
-    // The region has ended: what is saved now is kept.
-    int call = 0;
-    auto y = call_in(
-        form,
-        [&](const Tensor& t) {
-          auto result = t.exp().sin();
-          if (call++ == 1) throw Own();
-          return result;
-        },
-        x.exp());
-    if (form == Form::reentrant) {
-      EXPECT_THROW(y.sum().backward(), Own);
-    } else {
-      y.sum().backward();  // early_stop: the exception is not reached
-      EXPECT_TRUE(x.grad().defined());
-    }
-  });
+  torch::manual_seed(3);
+  auto x = some_input();
+  const auto fails = [](const Tensor& t) -> Tensor {
+    auto y = t.exp();
+    if (y.defined()) throw Own();
+    return y;
+  };
+  EXPECT_THROW(call_in(Form::saved, fails, x), Own);
+  // The region has ended: what is saved now is kept.
+  int call = 0;
+  auto y = call_in(
+      Form::saved,
+      [&](const Tensor& t) {
+        auto result = t.exp().sin();
+        if (call++ == 1) throw Own();
+        return result;
+      },
+      x.exp());
+  y.sum().backward();  // early_stop: the exception is not reached
+  EXPECT_TRUE(x.grad().defined());
 }
 
 // As in Python: the documentation says so.
 TEST(Checkpointing, RunningStatisticsAreUpdatedTwice) {
-  in_both_forms([](Form form) {
-    torch::nn::BatchNorm1d norm(4);
-    norm->to(torch::kDouble);
-    auto x = some_input();
-    call_in(
-        form, [&](const Tensor& t) { return norm(t).tanh(); }, x)
-        .sum()
-        .backward();
-    EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
-  });
+  torch::manual_seed(3);
+  torch::nn::BatchNorm1d norm(4);
+  norm->to(torch::kDouble);
+  auto x = some_input();
+  call_in(
+      Form::saved, [&](const Tensor& t) { return norm(t).tanh(); }, x)
+      .sum()
+      .backward();
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
 }
 
 TEST(Checkpointing, SequentialInSegments) {
   torch::manual_seed(1);
   torch::nn::Sequential net;
   for (int i = 0; i < 7; ++i) net->push_back(Block());
-  auto run = [&](int64_t segments, bool use_reentrant) {
+  auto run = [&](int64_t segments) {
     net->zero_grad();
     auto x = some_input();
-    auto y = segments == 0
-                 ? net->forward(x)
-                 : checkpoint_sequential(net, segments, x,
-                                         {.use_reentrant = use_reentrant});
+    auto y = segments == 0 ? net->forward(x)
+                           : checkpoint_sequential(net, segments, x);
     y.square().sum().backward();
     std::vector<Tensor> all{y.detach(), x.grad()};
     for (const auto& parameter : net->parameters()) {
@@ -801,14 +704,11 @@ TEST(Checkpointing, SequentialInSegments) {
     }
     return all;
   };
-  const auto want = run(0, false);
-  for (int64_t segments : {1, 2, 3, 7}) {
-    expect_equal(run(segments, false), want);
-    expect_equal(run(segments, true), want);
-  }
+  const auto want = run(0);
+  for (int64_t segments : {1, 2, 3, 7}) expect_equal(run(segments), want);
   net->at<BlockImpl>(0).calls = net->at<BlockImpl>(3).calls =
       net->at<BlockImpl>(6).calls = 0;
-  run(2, false);  // 3 modules, then 4 that are not checkpointed
+  run(2);  // 3 modules, then 4 that are not checkpointed
   EXPECT_EQ(net->at<BlockImpl>(0).calls, 2);
   EXPECT_EQ(net->at<BlockImpl>(3).calls, 1);
   EXPECT_EQ(net->at<BlockImpl>(6).calls, 1);

@@ -414,41 +414,32 @@ WORLD_TEST(Fsdp, UnitsThatStayUnshardedHaveTheValuesOfTheLastStep, 2, 3) {
 
 // Computes its units again in backward.
 struct RecomputingNetImpl : BlockNetImpl<FullyShard> {
-  RecomputingNetImpl(const FullyShardOptions& options,
-                     const CheckpointOptions& form)
-      : BlockNetImpl<FullyShard>(options), form_(form) {}
+  using BlockNetImpl<FullyShard>::BlockNetImpl;
   at::Tensor forward(const at::Tensor& tokens) {
     auto x = embedding(tokens);
-    for (auto& block : blocks) x = checkpoint(form_, block, x);
+    for (auto& block : blocks) x = checkpoint(block, x);
     return head(x);
   }
-
- private:
-  CheckpointOptions form_;
 };
 
 // checkpoint() called the module of a unit, which has no parameters then.
 WORLD_TEST(Fsdp, UnitsMayBeComputedAgainInBackward, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     gather_from_neighbours(world, options);
-    for (const bool reentrant : {false, true}) {
-      SCOPED_TRACE(reentrant);
-      auto plain = BothNets::seeded<PlainNet>(options);
-      torch::manual_seed(3);
-      const CheckpointOptions form{.use_reentrant = reentrant};
-      FullyShard<RecomputingNetImpl> model(
-          std::make_shared<RecomputingNetImpl>(options, form), options);
-      torch::optim::AdamW plain_optimizer(plain->parameters(), adamw());
-      torch::optim::AdamW optimizer(model->parameters(), adamw());
-      for (int step = 0; step < 4; ++step) {
-        plain_step(plain, plain_optimizer, step, world.size);
-        optimizer.zero_grad();
-        const auto tokens = tokens_of(step, world.rank);
-        loss_of(model(tokens), tokens).backward();
-        optimizer.step();
-      }
-      expect_equal(*model.ptr(), *plain, kFsdpBound);
+    auto plain = BothNets::seeded<PlainNet>(options);
+    torch::manual_seed(3);
+    FullyShard<RecomputingNetImpl> model(
+        std::make_shared<RecomputingNetImpl>(options), options);
+    torch::optim::AdamW plain_optimizer(plain->parameters(), adamw());
+    torch::optim::AdamW optimizer(model->parameters(), adamw());
+    for (int step = 0; step < 4; ++step) {
+      plain_step(plain, plain_optimizer, step, world.size);
+      optimizer.zero_grad();
+      const auto tokens = tokens_of(step, world.rank);
+      loss_of(model(tokens), tokens).backward();
+      optimizer.step();
     }
+    expect_equal(*model.ptr(), *plain, kFsdpBound);
   });
 }
 

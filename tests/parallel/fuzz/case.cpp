@@ -10,8 +10,6 @@ bool has_conditions(const Case& fuzz_case) {
   });
 }
 
-bool is_reentrant(const Case& fuzz_case) { return fuzz_case.seed % 2 == 0; }
-
 std::vector<size_t> ops_of(const Case& fuzz_case, int wrapper) {
   static constexpr Part kHeads[] = {Part::first_head, Part::second_head,
                                     Part::third_head};

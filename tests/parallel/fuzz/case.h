@@ -44,9 +44,6 @@ struct Parameter {
   bool is_complex{false};
   // The parameter is in params_and_buffers_to_ignore.
   bool is_ignored{false};
-  // The parameter is in delay_all_reduce_named_params; all of these wait for
-  // the first parameter of the first operation.
-  bool is_delayed{false};
 };
 
 // How an operation computes its result from the activation x ([rows, width])
@@ -113,7 +110,6 @@ enum class Stepping {
 struct Options {
   std::optional<double> bucket_cap_mb;
   std::optional<double> first_bucket_mb;
-  std::vector<double> bucket_cap_mb_list;
   bool find_unused_parameters{false};
   bool static_graph{false};
   bool gradient_as_bucket_view{true};
@@ -210,8 +206,6 @@ struct Case {
 // Returns whether the set of used parameters may differ between ranks or
 // between steps.
 bool has_conditions(const Case& fuzz_case);
-// Which form of checkpoint() the case uses, if any.
-bool is_reentrant(const Case& fuzz_case);
 
 // Returns the indices of the operations of wrapper `wrapper`.
 std::vector<size_t> ops_of(const Case& fuzz_case, int wrapper);

@@ -179,8 +179,6 @@ class CaseDraw {
         continue;
       }
       parameter.is_ignored = has(Trait::ignored) && dice_.percent(50);
-      parameter.is_delayed = has(Trait::delayed) && !parameter.is_frozen &&
-                             !parameter.is_complex && dice_.percent(50);
     }
   }
 
@@ -227,11 +225,6 @@ class CaseDraw {
       if (dice_.percent(70)) options.bucket_cap_mb = dice_.one_of(kSizes);
       if (!options.bucket_cap_mb || dice_.percent(40)) {
         options.first_bucket_mb = dice_.one_of(kSizes);
-      }
-    } else if (has(Trait::bucket_list)) {
-      const size_t count = 1 + dice_.below(3);
-      for (size_t i = 0; i < count; ++i) {
-        options.bucket_cap_mb_list.push_back(dice_.one_of(kSizes));
       }
     }
     options.find_unused_parameters = has(Trait::find_unused);

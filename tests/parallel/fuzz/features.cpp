@@ -13,7 +13,6 @@ void add_options(const Options& options, Features& features) {
   };
   add(options.bucket_cap_mb.has_value(), "option: bucket_cap_mb");
   add(options.first_bucket_mb.has_value(), "option: first_bucket_mb");
-  add(!options.bucket_cap_mb_list.empty(), "option: bucket_cap_mb_list");
   add(options.find_unused_parameters, "option: find_unused_parameters");
   add(options.static_graph, "option: static_graph");
   add(!options.gradient_as_bucket_view, "option: no bucket views");
@@ -60,7 +59,6 @@ void add_module(const Case& fuzz_case, Features& features) {
       features.insert("module: registered twice");
     }
     if (parameter.is_ignored) features.insert("module: ignored parameters");
-    if (parameter.is_delayed) features.insert("module: delayed parameters");
     if (parameter.has_hook) features.insert("module: hooks on parameters");
     if (parameter.is_frozen) features.insert("module: frozen parameters");
     if (parameter.is_sparse) features.insert("module: sparse embedding");

@@ -13,12 +13,6 @@ torch::Tensor random_tensor(uint64_t seed, at::IntArrayRef sizes) {
   return torch::randn(sizes, generator, torch::kDouble);
 }
 
-// Both forms. The function runs to its end, so that it updates buffers as often
-// as the reference.
-CheckpointOptions checkpoint_options(const Case& fuzz_case) {
-  return {.use_reentrant = is_reentrant(fuzz_case), .early_stop = false};
-}
-
 // Returns the rows of the embedding that `x` selects.
 torch::Tensor rows_for(const torch::Tensor& x, int64_t count) {
   return torch::arange(x.size(0)).remainder(count);
@@ -95,7 +89,7 @@ std::vector<Output> Net::run(const torch::Tensor& x, const Call& call) {
     if (case_.ops[ops_[begin]].is_checkpointed) {
       while (end < ops_.size() && case_.ops[ops_[end]].is_checkpointed) ++end;
       now = checkpoint(
-          checkpoint_options(case_),
+          CheckpointOptions{.early_stop = false},
           [this, begin, end, call](const torch::Tensor& part) {
             return run_range(begin, end, part, call, nullptr);
           },

@@ -205,9 +205,8 @@ class Program {
     for (size_t i : ops_of(case_, wrapper)) {
       const auto& op = case_.ops[i];
       if (op.is_checkpointed && !is_within) {
-        out_ << "    x = lockstep::checkpoint({.use_reentrant = "
-             << (is_reentrant(case_) ? "true" : "false")
-             << ", .early_stop = false}, [this](torch::Tensor x) {\n"
+        out_ << "    x = lockstep::checkpoint({.early_stop = false}, "
+             << "[this](torch::Tensor x) {\n"
              << "      torch::Tensor y;\n";
         is_within = true;
       } else if (!op.is_checkpointed) {
@@ -281,9 +280,6 @@ class Program {
     if (options.first_bucket_mb) {
       print("first_bucket_mb", *options.first_bucket_mb, false);
     }
-    for (double size : options.bucket_cap_mb_list) {
-      out_ << "  options.bucket_cap_mb_list.push_back(" << size << ");\n";
-    }
     print("find_unused_parameters", true, !options.find_unused_parameters);
     print("static_graph", true, !options.static_graph);
     print("gradient_as_bucket_view", false, options.gradient_as_bucket_view);
@@ -300,11 +296,6 @@ class Program {
         out_ << "  options.params_and_buffers_to_ignore.push_back(" << quoted
              << ");\n";
       }
-      if (!parameter.is_delayed) continue;
-      out_ << "  options.delay_all_reduce_named_params.emplace_back(" << quoted
-           << ", " << name(i) << ");\n"
-           << "  options.param_to_hook_all_reduce = "
-           << name(case_.ops[0].parameters[0]) << ";\n";
     }
   }
 

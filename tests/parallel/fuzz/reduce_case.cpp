@@ -199,7 +199,6 @@ class Smaller {
   simplify([](auto& one) -> auto& { return one.options.name; }, plain.name)
     LOCKSTEP_FUZZ_SIMPLIFY(bucket_cap_mb);
     LOCKSTEP_FUZZ_SIMPLIFY(first_bucket_mb);
-    LOCKSTEP_FUZZ_SIMPLIFY(bucket_cap_mb_list);
     LOCKSTEP_FUZZ_SIMPLIFY(find_unused_parameters);
     LOCKSTEP_FUZZ_SIMPLIFY(static_graph);
     LOCKSTEP_FUZZ_SIMPLIFY(gradient_as_bucket_view);
@@ -232,7 +231,6 @@ class Smaller {
       simplify(of(&Parameter::is_sparse), false);
       simplify(of(&Parameter::has_hook), false);
       simplify(of(&Parameter::is_ignored), false);
-      simplify(of(&Parameter::is_delayed), false);
       simplify(of(&Parameter::is_frozen), false);
     }
     for (size_t i = 0; i < case_.ops.size(); ++i) {

@@ -40,15 +40,11 @@ const std::vector<Conflict>& conflicts() {
       {{Trait::in_backward}, {Trait::adamw}},
       // LibTorch's AdamW takes no sparse gradients.
       {{Trait::sparse}, {Trait::adamw, Trait::tied, Trait::transposed}},
-      // A re-entrant backward has no second derivative, and the recomputed
-      // forward would update buffers twice.
-      {kCheckpoints,
-       {Trait::penalty, Trait::gradient, Trait::buffers,
-        Trait::auxiliary_loss}},
+      // The recomputed forward would update buffers, and the auxiliary loss,
+      // twice.
+      {kCheckpoints, {Trait::buffers, Trait::auxiliary_loss}},
       {{Trait::checkpointed_whole},
        {Trait::checkpointed_part, Trait::several_outputs, Trait::two_wrappers}},
-      // Only a static graph knows in advance what nested passes use.
-      {{Trait::checkpointed_part}, {Trait::find_unused, Trait::tied}},
       // Each iteration must use the same parameters in the same way.
       {{Trait::static_graph}, {Trait::find_unused, Trait::freezing}},
       // Parameters that the first backward left out may not be used later.
@@ -77,15 +73,6 @@ const std::vector<Conflict>& conflicts() {
       // only.
       {{Trait::ignored}, {Trait::two_wrappers}},
       {{Trait::complex, Trait::ignored}, kSteppings},
-      // Delayed gradients must be complete when those of the first operation
-      // are.
-      {{Trait::delayed}, kSteppings},
-      {{Trait::delayed}, kCheckpoints},
-      {{Trait::delayed}, kThrows},
-      {{Trait::delayed},
-       {Trait::penalty, Trait::find_unused, Trait::skip_unused,
-        Trait::static_graph, Trait::two_wrappers, Trait::freezing,
-        Trait::round_trip, Trait::ignored}},
       // Replicas must be equal, and forward is collective.
       {{Trait::check_replicas}, kPlain},
       {{Trait::check_replicas},

@@ -9,7 +9,6 @@ namespace lockstep::internal::fuzz {
 // The features that a draw may add to an ordinary training run.
 enum class Trait {
   bucket_cap,
-  bucket_list,
   find_unused,
   static_graph,
   no_bucket_view,
@@ -56,7 +55,6 @@ enum class Trait {
   hooks,
   complex,
   ignored,
-  delayed,
   check_replicas,
   zero_of_list,
   modified_result,

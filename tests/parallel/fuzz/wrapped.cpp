@@ -30,7 +30,6 @@ DistributedDataParallelOptions ddp_options(
   all.broadcast_buffers = options.broadcast_buffers;
   all.bucket_cap_mb = options.bucket_cap_mb;
   all.first_bucket_mb = options.first_bucket_mb;
-  all.bucket_cap_mb_list = options.bucket_cap_mb_list;
   all.find_unused_parameters = options.find_unused_parameters;
   all.gradient_as_bucket_view = options.gradient_as_bucket_view;
   all.static_graph = options.static_graph;
@@ -45,16 +44,6 @@ DistributedDataParallelOptions ddp_options(
       if (parameter.is_registered_twice) {
         all.params_and_buffers_to_ignore.push_back(name + "_again");
       }
-    }
-    if (parameter.is_delayed) {
-      all.delay_all_reduce_named_params.emplace_back(name, tensors[i]);
-    }
-  }
-  if (!all.delay_all_reduce_named_params.empty()) {
-    for (size_t i : fuzz_case.ops[0].parameters) {
-      if (!tensors[i].requires_grad()) continue;
-      all.param_to_hook_all_reduce = tensors[i];
-      break;
     }
   }
   return all;

@@ -200,17 +200,5 @@ TEST(PipelineSimulation, CostsOfStagesAndMessagesCount) {
               HasSubstr("1 stages, but the schedule has 2"));
 }
 
-TEST(PipelineSimulation, TheDrawingHasABoxForEachAction) {
-  const std::string svg = draw_pipeline(schedule_1f1b(2, 3));
-  size_t boxes = 0;
-  for (size_t at = 0; (at = svg.find("<title>", at)) != std::string::npos;
-       ++at) {
-    ++boxes;
-  }
-  EXPECT_EQ(boxes, 12);
-  EXPECT_THAT(svg, HasSubstr("<title>0B2, 10 to 12</title>"));
-  EXPECT_THAT(svg, HasSubstr("bubble 25 %"));
-}
-
 }  // namespace
 }  // namespace lockstep::internal::testing

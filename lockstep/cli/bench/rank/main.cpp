@@ -2,7 +2,8 @@
 // TIMEOUT_MS MEMORY, with a worker's environment. MEMORY is "ordinary", or
 // "registered" for tensors of empty_shared(). It says on stdout that it is
 // ready, then answers each line of JSON on stdin with a line, until stdin ends
-// (docs/internals/benchmarks.md, "Adding a peer").
+// (docs/benchmarks.md, "Your own peer",
+// has these lines; each rank answers for itself).
 
 #include <torch/version.h>
 

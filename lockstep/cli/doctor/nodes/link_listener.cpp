@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,25 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/random_digits.h"
+
 namespace lockstep::internal {
 namespace {
 
 constexpr size_t kMostStrangers = 16;
 constexpr int kBacklog = 64;
-
-std::string random_token() {
-  std::array<unsigned char, kLinkTokenBytes / 2> bytes;
-  if (getrandom(bytes.data(), bytes.size(), 0) !=
-      static_cast<ssize_t>(bytes.size())) {
-    throw_errno("getrandom");
-  }
-  std::string token;
-  for (const unsigned char byte : bytes) {
-    constexpr std::string_view kDigits = "0123456789abcdef";
-    token += {kDigits[byte >> 4], kDigits[byte & 15]};
-  }
-  return token;
-}
 
 // Takes the same time wherever the texts differ.
 bool same_secret(std::string_view one, std::string_view other) {
@@ -98,7 +85,7 @@ void answer_stream(LinkStream& stream, const Deadline& deadline) {
 }  // namespace
 
 LinkListener::LinkListener(const std::string& reached_at, int nodes)
-    : nodes_(nodes), token_(random_token()) {
+    : nodes_(nodes), token_(random_digits(kLinkTokenBytes)) {
   const auto address = resolve({reached_at, 0}).front();
   socket_ = bind_for_nodes({reached_at, 0}, address);
   if (!socket_ || ::listen(socket_.get(), kBacklog) != 0) {

@@ -19,6 +19,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/base/random_digits.h"
 #include "lockstep/comm/shm/protocol/handshake_note.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 
@@ -173,12 +174,12 @@ void Handshake::prepare() {
     done_ = true;
     return;
   }
-  const auto socket_name = "lockstep-" + random_hex();
+  const auto socket_name = "lockstep-" + random_digits(32);
   listener_ = listen_at(socket_name);
   own_value_ = "here " + std::to_string(meeting_.size) + " " + socket_name +
                " " + identity_;
   if (rank_ == 0) {
-    secret_ = random_hex();
+    secret_ = random_digits(32);
     publish();
   }
 }

@@ -1,7 +1,5 @@
 #include "lockstep/comm/shm/protocol/handshake_note.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <iterator>
 #include <sstream>
@@ -40,20 +38,6 @@ std::optional<Failure> failure_in(const std::string& value) {
     failure.kind = Kind::broken;
   }
   return failure;
-}
-
-std::string random_hex() {
-  std::array<unsigned char, 16> bits{};
-  if (::getrandom(bits.data(), bits.size(), 0) !=
-      static_cast<ssize_t>(bits.size())) {
-    throw_errno("getrandom");
-  }
-  std::string text;
-  for (const auto byte : bits) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
 }
 
 bool is_genuine(const Packet& packet, const Note& note,

@@ -57,10 +57,6 @@ struct Failure {
 std::string store_value(const Failure& failure);
 std::optional<Failure> failure_in(const std::string& value);
 
-// Returns 128 random bits from the system, in hexadecimal. Throws
-// std::system_error.
-std::string random_hex();
-
 // Returns whether the packet holds one note, of this version and with this
 // secret.
 bool is_genuine(const Packet& packet, const Note& note,

@@ -2,8 +2,6 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -12,6 +10,8 @@
 #include <array>
 #include <cerrno>
 #include <utility>
+
+#include "lockstep/base/quiet_thread.h"
 
 namespace lockstep::internal {
 namespace {
@@ -64,22 +64,6 @@ bool is_end_of_process(int socket, bool was_silent) {
          (info.tcpi_state == TCP_CLOSE && !was_silent);
 }
 
-// Blocks every signal for the thread that is started meanwhile.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 void watch(int epoll, int operation, int fd, uint32_t events, uint64_t id) {
   epoll_event event{};
   event.events = events;
@@ -116,8 +100,7 @@ StoreServer::StoreServer(FileDescriptor listener, FileDescriptor own,
   watch(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN, kListener);
   Connection& trusted = adopt(std::move(own), nullptr);
   await_events(trusted, EPOLLIN);
-  const SignalsBlocked blocked;
-  thread_ = std::thread([this] { work(); });
+  thread_ = quiet_thread([this] { work(); });
 }
 
 StoreServer::~StoreServer() {

@@ -1,14 +1,14 @@
 #pragma once
 
-#include "lockstep/cli/bench/plain/reducer.h"
+#include "benchmarks/plain_peers/reducer.h"
 
 namespace lockstep::internal::bench {
 
 // Says on stdout that the world is ready, then answers each line of JSON on
-// stdin, until stdin ends (docs/internals/benchmarks.md, "Adding a peer"). All
+// stdin, until stdin ends (docs/benchmarks.md, "Your own peer"). All
 // ranks must call it; only rank 0 reads and writes, for all. It measures as
-// rank/main.cpp does. A request that cannot be done gets an answer that says
-// why; throws if the reducer fails.
+// lockstep/cli/bench/rank/main.cpp does. A request that cannot be done gets an
+// answer that says why; throws if the reducer fails.
 void serve(Reducer& reducer);
 
 // Says on stdout why this program ends; `lockstep bench` repeats that.

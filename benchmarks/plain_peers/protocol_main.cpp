@@ -1,5 +1,5 @@
-// Two sides of `lockstep bench` without LibTorch: lockstep-bench-protocol
-// SIDE TIMEOUT_MS, with WORLD_SIZE in the environment. It forks its ranks.
+// Two peers for `lockstep bench` without LibTorch: protocol_peer SIDE
+// TIMEOUT_MS, with WORLD_SIZE in the environment. It forks its ranks.
 //
 //   protocol  shm::Group, called directly on ordinary memory
 //   kernel    the kernel that the protocol calls on registered memory, on all
@@ -16,12 +16,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "benchmarks/plain_peers/board.h"
+#include "benchmarks/plain_peers/kernel_reducer.h"
+#include "benchmarks/plain_peers/protocol_reducer.h"
+#include "benchmarks/plain_peers/serve.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/cli/bench/plain/board.h"
-#include "lockstep/cli/bench/plain/kernel_reducer.h"
-#include "lockstep/cli/bench/plain/protocol_reducer.h"
-#include "lockstep/cli/bench/plain/serve.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
-#include "lockstep/cli/bench/plain/serve.h"
+#include "benchmarks/plain_peers/serve.h"
 
 #include <chrono>
 #include <iostream>
 #include <map>
 #include <stdexcept>
 
-#include "lockstep/cli/bench/plain/reduction_case.h"
+#include "benchmarks/plain_peers/reduction_case.h"
 
 namespace lockstep::internal::bench {
 namespace {

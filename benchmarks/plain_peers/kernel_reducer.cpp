@@ -1,4 +1,4 @@
-#include "lockstep/cli/bench/plain/kernel_reducer.h"
+#include "benchmarks/plain_peers/kernel_reducer.h"
 
 #include <fcntl.h>
 #include <unistd.h>

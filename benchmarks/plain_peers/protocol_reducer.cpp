@@ -1,4 +1,4 @@
-#include "lockstep/cli/bench/plain/protocol_reducer.h"
+#include "benchmarks/plain_peers/protocol_reducer.h"
 
 #include <cstdlib>
 #include <cstring>

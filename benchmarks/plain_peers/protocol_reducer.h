@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/cli/bench/plain/board.h"
-#include "lockstep/cli/bench/plain/reducer.h"
+#include "benchmarks/plain_peers/board.h"
+#include "benchmarks/plain_peers/reducer.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
 namespace lockstep::internal::bench {

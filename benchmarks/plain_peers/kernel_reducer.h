@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <string>
 
+#include "benchmarks/plain_peers/protocol_reducer.h"
 #include "lockstep/base/shared_memory.h"
-#include "lockstep/cli/bench/plain/protocol_reducer.h"
 
 namespace lockstep::internal::bench {
 

@@ -1,4 +1,4 @@
-#include "lockstep/cli/bench/plain/board.h"
+#include "benchmarks/plain_peers/board.h"
 
 #include <sys/mman.h>
 

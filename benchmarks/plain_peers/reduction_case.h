@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lockstep/cli/bench/plain/reducer.h"
+#include "benchmarks/plain_peers/reducer.h"
 
 namespace lockstep::internal::bench {
 

@@ -1,6 +1,6 @@
-// OpenMPI under `lockstep bench`: lockstep-bench-openmpi, with WORLD_SIZE in
-// the environment. It runs itself under mpirun, whose ranks call MPI_Allreduce
-// on raw memory.
+// OpenMPI as a peer for `lockstep bench`: openmpi_peer, with WORLD_SIZE in the
+// environment. It runs itself under mpirun, whose ranks call MPI_Allreduce on
+// raw memory.
 
 #include <mpi.h>
 #include <signal.h>
@@ -18,9 +18,9 @@
 #include <string>
 #include <thread>
 
+#include "benchmarks/plain_peers/serve.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/cli/bench/plain/serve.h"
 
 namespace {
 

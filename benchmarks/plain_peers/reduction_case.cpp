@@ -1,4 +1,4 @@
-#include "lockstep/cli/bench/plain/reduction_case.h"
+#include "benchmarks/plain_peers/reduction_case.h"
 
 #include <algorithm>
 #include <array>
