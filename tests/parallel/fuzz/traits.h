@@ -3,6 +3,7 @@
 #include <set>
 
 #include "tests/parallel/fuzz/dice.h"
+#include "tests/parallel/fuzz/options_table.h"
 
 namespace lockstep::internal::fuzz {
 
@@ -10,12 +11,10 @@ namespace lockstep::internal::fuzz {
 enum class Trait {
   bucket_cap,
   bucket_list,
-  find_unused,
-  static_graph,
-  no_bucket_view,
-  skip_unused,
-  check_nan,
-  buffers,
+#define LOCKSTEP_FUZZ_TRAIT(option, plain, trait) trait,
+  LOCKSTEP_FUZZ_FLAGS(LOCKSTEP_FUZZ_TRAIT)
+#undef LOCKSTEP_FUZZ_TRAIT
+      buffers,
   comm_hook,
   adamw,
   in_backward,
