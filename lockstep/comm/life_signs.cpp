@@ -57,6 +57,14 @@ bool has_owner(const std::string& name) {
          errno != ECONNREFUSED;
 }
 
+// Returns how the owner of a name has said that it left; nothing if its process
+// ended without that, or has ended since.
+std::optional<LifeSigns::End> farewell_at(const std::string& name) {
+  if (has_owner(name + kLeft)) return LifeSigns::End::left;
+  if (has_owner(name + kFailed)) return LifeSigns::End::failed;
+  return std::nullopt;
+}
+
 FileDescriptor named_socket(const std::string& name) {
   auto socket = datagram_socket();
   if (!socket ||
@@ -158,8 +166,7 @@ void LifeSigns::learn_all() {
 
 // Returns how a peer ended whose socket has no owner any more.
 std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
-  if (has_owner(peer.socket + kLeft)) return End::left;
-  if (has_owner(peer.socket + kFailed)) return End::failed;
+  if (const auto farewell = farewell_at(peer.socket)) return farewell;
   if (rank == 0 && rank_zero_has_store_) {
     store_failed_ = true;
     return End::died;
@@ -179,8 +186,14 @@ void LifeSigns::learn(Peer& peer, int rank, Clock::time_point now) {
     if (peer.socket.empty()) return;
   }
   if (has_owner(peer.socket)) return;
-  if (!peer.missed) peer.missed = now;
-  if (now - *peer.missed >= kGrace) peer.end = end_of(peer, rank);
+  if (!peer.missed) {
+    peer.missed = now;
+    // Within kGrace the process may end, and the store with rank 0. Then only
+    // what is seen now tells that the peer had left.
+    peer.end = farewell_at(peer.socket);
+  } else if (now - *peer.missed >= kGrace) {
+    peer.end = end_of(peer, rank);
+  }
 }
 
 std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
@@ -193,7 +206,7 @@ std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
     if (rank == rank_) continue;
     auto& peer = peers_.at(rank);
     learn(peer, rank, now);
-    if (!peer.end) continue;
+    if (!peer.end || (peer.missed && now - *peer.missed < kGrace)) continue;
     all.push_back(
         {.rank = rank,
          .end = *peer.end,
@@ -214,7 +227,8 @@ std::vector<LifeSigns::Gone> LifeSigns::gone_for_good(
     {
       std::lock_guard lock(mutex_);
       if (std::ranges::none_of(ranks, [&](int rank) {
-            return peers_.at(rank).missed && !peers_.at(rank).end;
+            return peers_.at(rank).missed &&
+                   std::ranges::find(all, rank, &Gone::rank) == all.end();
           })) {
         return all;
       }

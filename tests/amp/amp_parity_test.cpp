@@ -18,7 +18,7 @@
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal {
 namespace {
@@ -98,13 +98,9 @@ const Json& python() {
     Json jobs = {{"scaler", scaler_jobs()},
                  {"clip", clip_jobs()},
                  {"autocast", autocast_jobs()}};
-    testing::RunningProgram peer(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         LOCKSTEP_SOURCE_DIR "/tests/amp/parity_peer.py"},
-        {.environment = {"OMP_NUM_THREADS=1"}, .input = jobs.dump()});
-    auto result = peer.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    return Json::parse(result.out);
+    return Json::parse(testing::run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/amp/parity_peer.py"},
+         .input = jobs.dump()}));
   }();
   return answers;
 }

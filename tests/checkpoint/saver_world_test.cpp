@@ -1,6 +1,7 @@
 // SnapshotSaver on several ranks.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/worker/stop_signals.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/asleep.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 
@@ -192,7 +194,13 @@ WORLD_TEST(SaverWorld, ALongSaveTellsHowFarItIs, 2) {
                         progress.push_back(at);
                       }});
   run.set(9);
-  if (world.rank == 1) std::this_thread::sleep_for(milliseconds(1100));
+  if (world.rank == 0) {
+    group->store()->set("saves", std::to_string(::getpid()));
+  } else {
+    const auto waiting = group->store()->get_to_str("saves");
+    EXPECT_TRUE(await_asleep(std::stoi(waiting)));
+    std::this_thread::sleep_for(milliseconds(1100));
+  }
   saver.save();
   saver.finish();
   // Rank 0 has waited for rank 1 before its first call to the system.

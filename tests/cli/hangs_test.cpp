@@ -137,7 +137,7 @@ TEST_F(Hangs, ATrainingThatGoesOnIsLeftAloneAlsoIfItWasSuspended) {
   await_steps("suspended", 200);  // of 5 ms each: longer than the timeout
   const auto all = marked_processes();
   for (const pid_t process : all) kill(process, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(2500));
+  std::this_thread::sleep_for(milliseconds(2500));  // the pause
   for (const pid_t process : all) kill(process, SIGCONT);
   await_steps("suspended", 200);
   launcher->signal(SIGTERM);

@@ -26,6 +26,7 @@
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/launch/watch/agent_socket.h"
 #include "lockstep/launch/watch/job_link.h"
+#include "tests/harness/asleep.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -70,6 +71,21 @@ class Jobs : public LauncherTest {
     const auto result = run_command({"status", "--json", job});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return json::parse(result.out, nullptr, false);
+  }
+  // Waits until both ranks of a training have recorded steps for its first
+  // profile, and have said so on the board.
+  void await_recording(const std::string& job) {
+    const fs::path attempt = std::string(status_of(job)["attempt_directory"]);
+    const Deadline deadline = Deadline::after(seconds(60));
+    // A rank makes this folder when it begins to record.
+    while (!fs::exists(attempt / "profile1") && !deadline.expired()) {
+      ::usleep(1000);
+    }
+    const int64_t steps = status_of(job)["workers"][0]["steps"];
+    while (status_of(job)["workers"][1]["steps"] < steps + 5 &&
+           !deadline.expired()) {
+    }
+    EXPECT_FALSE(deadline.expired()) << "no rank records";
   }
   static void end(RunningProgram& job) {
     job.signal(SIGTERM);
@@ -149,14 +165,19 @@ TEST_F(Jobs, ATrainingSaysHowFarItHasCome) {
   // A rank that is stopped, and one that waits for it.
   const pid_t stopped = first["workers"][1]["pid"];
   kill(stopped, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(300));
-  const json now = status_of("training");
+  const Deadline deadline = Deadline::after(seconds(20));
+  json now;
+  do {
+    now = status_of("training");
+  } while (!(now["workers"][1]["state"] == "stopped" &&
+             now["workers"][0]["steps_per_second"] == 0 &&
+             now["workers"][0]["seconds_since_activity"] > 0.2) &&
+           !deadline.expired());
   EXPECT_EQ(now["workers"][1]["state"], "stopped");
   EXPECT_EQ(now["workers"][0]["state"], "running");
   EXPECT_EQ(now["workers"][0]["steps_per_second"], 0);
   EXPECT_GT(now["workers"][0]["seconds_since_activity"], 0.2);
   kill(stopped, SIGCONT);
-  const Deadline deadline = Deadline::after(seconds(20));
   while (status_of("training")["workers"][0]["steps_per_second"] == 0 &&
          !deadline.expired()) {
   }
@@ -519,16 +540,7 @@ TEST_F(Jobs, AProfileThatIsEndedEarlyKeepsWhatItHas) {
       {LOCKSTEP_BIN_DIR "/lockstep", "profile", "interrupted", "--seconds=3600",
        "--output", (scratch() / "traces").string()},
       {});
-  // A rank makes this folder when it begins to record.
-  const Deadline deadline = Deadline::after(seconds(60));
-  while (!fs::exists(attempt / "profile1") && !deadline.expired()) {
-    ::usleep(1000);
-  }
-  // Until both have recorded steps.
-  const int64_t steps = status_of("interrupted")["workers"][0]["steps"];
-  while (status_of("interrupted")["workers"][1]["steps"] < steps + 5 &&
-         !deadline.expired()) {
-  }
+  await_recording("interrupted");
   profile.signal(SIGINT);
   const auto result = profile.finish(seconds(60));
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -551,19 +563,14 @@ TEST_F(Jobs, OneProfileIsRecordedAtATime) {
         LOCKSTEP_BIN_DIR "/lockstep", "profile", "wanted", time, "--output",
         (scratch() / folder).string()};
   };
-  RunningProgram first(profile("--seconds=4", "one"), {});
-  // A rank makes this folder when it begins to record.
-  const fs::path recorded =
-      fs::path(std::string(status_of("wanted")["attempt_directory"])) /
-      "profile1";
-  const Deadline deadline = Deadline::after(seconds(20));
-  while (!fs::exists(recorded) && !deadline.expired()) ::usleep(1000);
-  ::usleep(200'000);  // until it has said so on the board
+  RunningProgram first(profile("--seconds=3600", "one"), {});
+  await_recording("wanted");
   const auto second =
       RunningProgram(profile("--seconds=0.1", "two"), {}).finish();
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.err, HasSubstr("records a profile already"));
   EXPECT_FALSE(fs::exists(scratch() / "two"));
+  first.signal(SIGINT);
   EXPECT_EQ(first.finish(seconds(60)).exit_code, 0);
   end(*job);
 }
@@ -585,7 +592,8 @@ TEST_F(Jobs, AProfileThatAnotherReplacesSaysSo) {
   for (int i = 0; i < 1000 && !fs::exists(scratch() / "one"); ++i) {
     ::usleep(10'000);
   }
-  ::usleep(300'000);  // until it has asked the ranks
+  // After making the folder it sleeps only when it has asked the ranks.
+  EXPECT_TRUE(await_asleep(first.pid()));
   const auto second = RunningProgram(profile("--wait=0.5", "two"), {}).finish();
   EXPECT_THAT(second.err, HasSubstr("rank 1 wrote no trace: it made no step"));
   EXPECT_THAT(first.finish(seconds(20)).err,
@@ -659,7 +667,10 @@ TEST_F(Jobs, ARankThatIsBusyOrStoppedHasStacksOrSaysWhy) {
   auto job = start_training("busy");
   const pid_t stopped = status_of("busy")["workers"][1]["pid"];
   kill(stopped, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(300));
+  const Deadline stopping = Deadline::after(seconds(20));
+  while (status_of("busy")["workers"][1]["state"] != "stopped" &&
+         !stopping.expired()) {
+  }
   const auto result = run_command({"stacks", "busy"});
   kill(stopped, SIGCONT);
   EXPECT_EQ(result.exit_code, 1);

@@ -17,7 +17,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/comm/contract/tensors.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal {
 namespace {
@@ -131,7 +131,7 @@ const nlohmann::json& python_results(const World& world) {
          LOCKSTEP_SOURCE_DIR "/tests/comm/parity_peer.py", output},
         setup);
     auto ended = python.finish(std::chrono::seconds(52));
-    EXPECT_EQ(ended.exit_code, 0) << ended.err;
+    EXPECT_EQ(ended.exit_code, 0) << testing::words_of_peer(ended);
     if (ended.exit_code != 0) return nlohmann::json::object();
     return nlohmann::json::parse(testing::read_file(output));
   }();

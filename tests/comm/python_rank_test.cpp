@@ -14,7 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal {
 namespace {
@@ -37,7 +37,7 @@ void be_python(const World& world, const char* part) {
        LOCKSTEP_SOURCE_DIR "/tests/comm/python_rank.py", part},
       setup);
   auto result = python.finish(std::chrono::seconds(52));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.exit_code, 0) << testing::words_of_peer(result);
 }
 
 void be_ours(const World& world) {

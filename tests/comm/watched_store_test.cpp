@@ -86,6 +86,17 @@ TEST_F(WatchedStores, EachWayToGoHasItsWords) {
             "rank 1 has left the group; rank 2 left because of an error");
 }
 
+// It was said to have died if its process and the store, with rank 0, ended
+// soon after it had left.
+TEST_F(WatchedStores, ARankThatLeftHasNotDiedIfTheStoreEndsToo) {
+  EXPECT_EQ(words(), "");
+  life_signs_[1]->leave(LifeSigns::End::left);
+  EXPECT_EQ(words(), "");  // rank 0 has seen it, and waits a little
+  life_signs_[1].reset();
+  store_->deleteKey("alive/1");
+  EXPECT_EQ(words_when_someone_is_gone(), "rank 1 has left the group");
+}
+
 TEST_F(WatchedStores, AWaitEndsWhenARankOfItsGroupIsGone) {
   life_signs_[2].reset();  // as if its process had ended
   EXPECT_THAT([&] { watched_by(0)->wait({"key"}, minutes(5)); },

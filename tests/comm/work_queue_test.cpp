@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <pthread.h>
+#include <unistd.h>
 #include <array>
 #include <atomic>
 #include <future>
@@ -15,10 +16,13 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tests/harness/asleep.h"
+
 namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::await_asleep;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -114,8 +118,8 @@ TEST(WorkQueue, ASynchronousOperationStandsBehindThePendingOnes) {
   });
   auto second = enqueue(queue, [&] { order.push_back(2); });
   gate.await_entry();
-  std::thread opener([&] {
-    std::this_thread::sleep_for(kShort);
+  std::thread opener([&, waiting = ::gettid()] {
+    EXPECT_TRUE(await_asleep(waiting));
     gate.open();
   });
   queue.run(kLong, [&] { order.push_back(3); });
@@ -251,11 +255,13 @@ TEST(WorkQueue, CloseEndsWhatWasNotBegunAndAllThatComes) {
   bool ran = false;
   auto pending = enqueue(queue, [&] { ran = true; });
   std::promise<std::string> waiting;
+  std::atomic<pid_t> waiter{0};
   std::thread caller([&] {
+    waiter = ::gettid();
     waiting.set_value(
         failure_of([&] { queue.run(kLong, [&] { ran = true; }); }));
   });
-  std::this_thread::sleep_for(kShort);
+  EXPECT_TRUE(await_asleep(waiter));
   queue.close(as_pointer("the group was aborted"));
   queue.close(as_pointer("a second time"));
   EXPECT_EQ(failure_of([&] { pending->wait(kLong); }), "the group was aborted");
@@ -360,18 +366,17 @@ TEST(WorkQueue, ACallbackThatWaitsIsToldThatTheQueueWasClosed) {
   Gate first_gate;
   Gate second_gate;
   auto work = enqueue(queue, [&] { first_gate(); });
-  std::promise<void> waits;
+  std::atomic<pid_t> waiter{0};
   std::promise<std::string> failure;
   work->getFuture()->addCallback([&](c10::ivalue::Future&) {
     second_gate.await_entry();
     auto last = enqueue(queue, [] {});
-    waits.set_value();
+    waiter = ::gettid();
     failure.set_value(failure_of([&] { last->wait(); }));
   });
   std::thread caller([&] { queue.run(kLong, [&] { second_gate(); }); });
   first_gate.open();
-  waits.get_future().wait();
-  std::this_thread::sleep_for(kShort);
+  EXPECT_TRUE(await_asleep(waiter));
   queue.close(as_pointer("the group was aborted"));
   EXPECT_EQ(failure.get_future().get(), "the group was aborted");
   second_gate.open();

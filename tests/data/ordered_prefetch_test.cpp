@@ -39,7 +39,7 @@ TEST(OrderedPrefetch, MakesNoMoreThanAllowedAhead) {
     return i;
   });
   for (int64_t taken = 0; taken < 20; ++taken) {
-    std::this_thread::sleep_for(milliseconds(2));
+    std::this_thread::sleep_for(milliseconds(2));  // in which it could go on
     EXPECT_LE(started.load(), taken + 5);
     EXPECT_EQ(prefetch.next(), taken);
   }
@@ -114,7 +114,7 @@ TEST(OrderedPrefetch, MakesNothingAfterAnError) {
   });
   for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(prefetch.next(), i);
   EXPECT_THROW(prefetch.next(), std::out_of_range);
-  std::this_thread::sleep_for(milliseconds(20));
+  std::this_thread::sleep_for(milliseconds(20));  // in which it could go on
   EXPECT_EQ(highest.load(), 4);
 }
 

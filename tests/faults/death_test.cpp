@@ -108,7 +108,7 @@ TEST_P(Pauses, AStoppedRankThatGoesOnIsWaitedFor) {
   job.await("ready");
   let_run();
   job.rank(victim).signal(SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(300));
+  std::this_thread::sleep_for(milliseconds(300));  // the pause
   job.rank(victim).signal(SIGCONT);
   for (int rank = 0; rank < job.size(); ++rank) {
     const auto turn = "turn " + std::to_string(rank) + "\n";

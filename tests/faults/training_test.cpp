@@ -121,7 +121,7 @@ TEST_P(Backward, ARankThatGoesOnBeforeTheDeadlineIsWaitedFor) {
     SCOPED_TRACE(size);
     auto& job = start("stop", {size, "end=1"});
     expect_stopped();
-    std::this_thread::sleep_for(milliseconds(300));
+    std::this_thread::sleep_for(milliseconds(300));  // the pause
     job.rank(kOdd).signal(SIGCONT);
     job.await("done");
   }
@@ -294,7 +294,7 @@ TEST_P(SharedParameters, GradientsMayBeZeroedWhereTheStepIsLeftOut) {
 TEST_P(SharedParameters, AreTrainedOnBehindAPause) {
   auto& job = start("stop", {"zero=1", "end=1"});
   expect_stopped();
-  std::this_thread::sleep_for(milliseconds(300));
+  std::this_thread::sleep_for(milliseconds(300));  // the pause
   job.rank(kOdd).signal(SIGCONT);
   job.await("done");
 }

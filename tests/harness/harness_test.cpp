@@ -1,11 +1,16 @@
-// Tests how a test's output reports failures in ranks.
+// Tests how a test's output reports failures in ranks and in Python peers.
 
 #include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -63,6 +68,75 @@ TEST_F(ProcessWorld, TheNextCaseMeetsAFreshWorld) {
                               "Failing.TheNextCaseMeetsAFreshWorld/2"),
                     HasSubstr("[       OK ] "
                               "Failing.TheNextCaseMeetsAFreshWorld/3")));
+}
+
+// Peers that crash in each of their first `crashes` starts.
+class PythonPeers : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(LOCKSTEP_TORCH_PYTHON)) {
+      GTEST_SKIP() << "no Python at " << LOCKSTEP_TORCH_PYTHON;
+    }
+    // The crashes of this test are not counted among those of the run.
+    const auto report = "xml:" + folder_.file("report.xml");
+    if (const char* output = std::getenv("GTEST_OUTPUT")) output_ = output;
+    ::setenv("GTEST_OUTPUT", report.c_str(), 1);
+  }
+  void TearDown() override {
+    ::setenv("GTEST_OUTPUT", output_.c_str(), 1);
+    if (output_.empty()) ::unsetenv("GTEST_OUTPUT");
+  }
+
+  std::string run(int crashes, const std::string& how, int ranks = 0) {
+    const auto script =
+        "import os, pathlib, sys\n"
+        "starts = pathlib.Path(sys.argv[1])\n"
+        "number = starts.stat().st_size if starts.exists() else 0\n"
+        "with open(starts, 'a') as file: file.write('x')\n"
+        "if number < " +
+        std::to_string(crashes) + ": " + how + "\nprint('done')\n";
+    folder_.write("peer.py", script);
+    return testing::run_python_peer(
+        {.arguments = {folder_.file("peer.py"), folder_.file("starts")},
+         .ranks = ranks,
+         .environment = {"TMPDIR=" + folder_.path()}});
+  }
+  size_t starts() const {
+    return testing::read_file(folder_.file("starts")).size();
+  }
+  std::string recorded() const {
+    return testing::read_file(folder_.file("python_crashes.txt"));
+  }
+
+  static constexpr const char* kCrash = "os.kill(os.getpid(), 11)";
+
+ private:
+  const testing::TemporaryFolder folder_;
+  std::string output_;
+};
+
+TEST_F(PythonPeers, OneThatCrashesIsStartedAgainAndCounted) {
+  EXPECT_EQ(run(1, kCrash), "done\n");
+  EXPECT_EQ(starts(), 2);
+  EXPECT_THAT(recorded(), HasSubstr("the peer itself crashed (SIGSEGV)"));
+}
+
+TEST_F(PythonPeers, SoIsOneUnderTorchrun) {
+  EXPECT_THAT(run(1, kCrash, 1), HasSubstr("done"));
+  EXPECT_EQ(starts(), 2);
+  EXPECT_THAT(recorded(), HasSubstr("the peer itself crashed (SIGSEGV)"));
+}
+
+TEST_F(PythonPeers, OneThatCrashesTwiceFailsTheTest) {
+  EXPECT_NONFATAL_FAILURE(run(2, kCrash), "the peer itself crashed (SIGSEGV)");
+  EXPECT_EQ(starts(), 2);
+}
+
+TEST_F(PythonPeers, OneThatThrowsFailsTheTestAtOnce) {
+  EXPECT_NONFATAL_FAILURE(run(1, "raise ValueError('wrong')"),
+                          "ValueError: wrong");
+  EXPECT_EQ(starts(), 1);
+  EXPECT_EQ(recorded(), "");
 }
 
 }  // namespace

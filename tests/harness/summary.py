@@ -6,7 +6,8 @@ RESULTS is the folder of GoogleTest's XML reports, a file for each program
 (cmake/LockstepTest.cmake); the JSON of GoogleTest 1.12 lacks the reasons.
 Prints the counts and, for each reason why cases were skipped, the programs and
 how many cases each. A program that crashed has written no report: ctest reports
-it.
+it. Python programs that crashed and were started again (python_peer.h) are
+listed at the end.
 """
 
 import collections
@@ -58,6 +59,9 @@ def main():
         print(f"  skipped: {reason}: {names}")
     for name in failed:
         print(f"  failed: {name}")
+    crashes = pathlib.Path(sys.argv[1]) / "python_crashes.txt"
+    for line in crashes.read_text().splitlines() if crashes.exists() else []:
+        print(f"  {line}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 // nodes that come and go between MIN and MAX.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <fstream>
+#include <sstream>
 
+#include "lockstep/base/deadline.h"
 #include "tests/harness/network_hosts.h"
 #include "tests/launch/nodes.h"
 
@@ -54,6 +57,21 @@ class Elastic : public NodesTest {
   static std::string place_of(const RunningProgram& node) {
     const auto at = node.out().rfind("place ");
     return at == std::string::npos ? "none" : node.out().substr(at + 6, 1);
+  }
+
+  // Returns how many connections there are at the port of the agents' store.
+  int connections_to_store() const {
+    std::ostringstream here;
+    here << ':' << std::uppercase << std::hex << port();
+    int connections = 0;
+    for (const auto& line : lines(read_file("/proc/net/tcp6"))) {
+      // "SL: LOCAL_ADDRESS:PORT REMOTE_ADDRESS:PORT STATE ..."; 01: established
+      std::istringstream fields(line);
+      std::string number, local, remote, state;
+      fields >> number >> local >> remote >> state;
+      connections += local.ends_with(here.str()) && state == "01";
+    }
+    return connections;
   }
 
   void end_all_well() {
@@ -334,8 +352,13 @@ TEST_F(Elastic, NodeTooManyDoesNotRunTheJobAgain) {
   const std::vector<std::string> options{"--nnodes=1:2"};
   last_call_ = "80";
   begin(2, placed(end_), options);
+  const int before = connections_to_store();
   auto& late = start_node(placed(end_), options);
-  ::usleep(2'000'000);  // it looks for a place again and again
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (connections_to_store() == before && !deadline.expired()) {
+    ::usleep(10'000);
+  }
+  ::usleep(1'000'000);  // the job stays full while the node looks again
   std::ofstream(end_).put('.');
   for (const size_t one : {0u, 1u}) {
     EXPECT_EQ(node(one).finish(seconds(20)).exit_code, 0) << node(one).err();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "tests/harness/free_port.h"
 #include "tests/launch/memory_agent_store.h"
 
 namespace lockstep::internal::testing {
@@ -29,10 +30,6 @@ SocketAddress on_loopback(int port) {
   any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   any.sin_port = htons(static_cast<uint16_t>(port));
   return {reinterpret_cast<sockaddr*>(&any), sizeof(any)};
-}
-
-int free_port() {
-  return bound_address(bind_socket(on_loopback(0)).get()).port();
 }
 
 class JobMemberTest : public ::testing::Test {

@@ -1,24 +1,11 @@
 #include "tests/launch/nodes.h"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <thread>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/endpoint.h"
 
 namespace lockstep::internal::testing {
-
-int NodesTest::free_port() {
-  sockaddr_in6 any{};
-  any.sin6_family = AF_INET6;
-  any.sin6_addr = in6addr_any;
-  const FileDescriptor fd = bind_socket(
-      SocketAddress(reinterpret_cast<sockaddr*>(&any), sizeof(any)));
-  EXPECT_TRUE(fd) << "these tests need IPv6 on loopback";
-  return bound_address(fd.get()).port();
-}
 
 NodesTest::NodesTest() {
   set_for_all("LOCKSTEP_JOB_SECRET=the secret of these tests");

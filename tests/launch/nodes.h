@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/harness/free_port.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -12,10 +13,6 @@ namespace lockstep::internal::testing {
 // A test of several agents that run here as if each were on a host of its own.
 class NodesTest : public LauncherTest {
  protected:
-  // Returns a port that was free a moment ago, on the loopback of IPv6 and so
-  // of IPv4.
-  static int free_port();
-
   // Sets LOCKSTEP_JOB_SECRET for the launchers that it starts.
   NodesTest();
 

@@ -449,7 +449,7 @@ TEST_F(NetworkCuts, AtTheEndOfTheJobEndAllNodesAlike) {
   cut_off(job.hosts(), 2);
   job.node(2).await_error("no contact with node 0");
   job.end();
-  // It still has to report that its workers succeeded.
+  // It still has to report that its workers succeeded. They end meanwhile.
   std::this_thread::sleep_for(seconds(1));
   join_again(job.hosts(), 2);
   for (size_t one = 0; one < CutJob::kHosts; ++one) {

@@ -264,7 +264,7 @@ TEST_P(NodesFaultsAtAStore, PauseOfFiveSecondsIsNobodysDeath) {
   paused.push_back(agent_of(*jobs[1].nodes[0]));
   paused.push_back(agent_of(*jobs[2].nodes[1]));
   for (const pid_t pid : paused) kill(pid, SIGSTOP);
-  std::this_thread::sleep_for(seconds(5));
+  std::this_thread::sleep_for(seconds(5));  // the pause
   for (const pid_t pid : paused) kill(pid, SIGCONT);
   // An agent that had given up another one would have reported it by now.
   std::this_thread::sleep_for(seconds(2));
@@ -297,6 +297,7 @@ TEST_P(NodesFaultsAtAStore, NodeThatIsPausedAtTheEndLearnsHowTheJobEnded) {
     return !words.empty();
   };
   while (has_child()) std::this_thread::sleep_for(std::chrono::milliseconds(9));
+  // It tells node 0, where nothing shows that.
   std::this_thread::sleep_for(seconds(1));
   kill(agent, SIGSTOP);
   std::ofstream(end).put('.');

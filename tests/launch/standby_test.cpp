@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "tests/harness/asleep.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {
@@ -193,7 +194,7 @@ TEST_F(Standby, AWorkerThatWaitsInInitProcessGroupIsKept) {
   while (!deadline.expired() && store_sockets(agent) < 2) {
     std::this_thread::sleep_for(milliseconds(20));
   }
-  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_TRUE(await_asleep(kept.get<pid_t>()));  // in init_process_group()
   std::ofstream(scratch() / "go") << "now\n";
   job->await_output("restart 1 stood by 0 ", 2);
   EXPECT_EQ(status()["workers"][0]["pid"], kept);
@@ -246,7 +247,7 @@ TEST_F(StandbyNodes, AWorkerWhosePlaceIsGoneIsNotKept) {
   while (!deadline.expired() && store_sockets(agent) < 2) {
     std::this_thread::sleep_for(milliseconds(20));
   }
-  std::this_thread::sleep_for(milliseconds(500));
+  EXPECT_TRUE(await_asleep(worker));  // in init_process_group()
   leaves->signal(SIGTERM);
   EXPECT_EQ(leaves->finish(seconds(60)).exit_code, 128 + SIGTERM);
   stays->await_output("rank 0 of 1 ");

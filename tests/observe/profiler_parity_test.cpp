@@ -13,6 +13,7 @@
 
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/profiler.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 #include "tests/harness/temporary_folder.h"
 #include "tests/observe/trace.h"
@@ -66,13 +67,11 @@ TEST(ProfilerParity, SchedulesOperatorsAndMetadataArePythons) {
   }
   folder.write("asked.json",
                json({{"steps", kSteps}, {"schedules", schedules}}).dump());
-  const auto result =
-      RunningProgram({LOCKSTEP_TORCH_PYTHON,
-                      LOCKSTEP_SOURCE_DIR "/tests/observe/profiler_peer.py",
-                      folder.path()},
-                     {})
-          .finish(std::chrono::seconds(90));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  run_python_peer(
+      {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/observe/profiler_peer.py",
+                     folder.path()},
+       .allowed = std::chrono::seconds(90)});
+  ASSERT_FALSE(HasFailure());
 
   const auto theirs =
       json::parse(testing::read_file(folder.file("states.json")));

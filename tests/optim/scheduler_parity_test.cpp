@@ -20,7 +20,7 @@
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/parallel/swa/averaged_model.h"
 #include "lockstep/parallel/swa/update_bn.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 #include "tests/optim/scheduler_cases.h"
 
 namespace lockstep::internal {
@@ -80,13 +80,11 @@ class SchedulerParity : public ::testing::Test {
     ASSERT_NE(mkdtemp(made.data()), nullptr);
     folder() = made;
     for (const SchedulerCase& one : scheduler_cases()) run(one);
-    const auto result =
-        RunningProgram(
-            {LOCKSTEP_TORCH_PYTHON,
-             LOCKSTEP_SOURCE_DIR "/tests/optim/scheduler_peer.py", made},
-            {})
-            .finish(std::chrono::seconds(60));
-    ASSERT_EQ(result.exit_code, 0) << result.err;
+    run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/optim/scheduler_peer.py",
+                       made},
+         .allowed = std::chrono::seconds(60)});
+    ASSERT_FALSE(HasFailure());
     for (const char* name : {"rates", "states", "continued"}) {
       python()[name] =
           json::parse(std::ifstream(folder() / (name + std::string(".json"))));

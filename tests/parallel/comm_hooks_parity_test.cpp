@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 
 namespace lockstep::internal {
@@ -199,16 +199,11 @@ std::optional<fs::path> python_results(const World& world) {
       }
     }
     std::ofstream(folder / "cases.json") << cases;
-    // `timeout` ends the process even if this rank is killed.
-    testing::RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/comm_hooks_peer.py",
-         folder / "cases.json"},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "TMPDIR=" + folder.string(), "OMP_NUM_THREADS=1"}});
-    auto result = python.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    testing::run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/parallel/comm_hooks_peer.py",
+                       folder / "cases.json"},
+         .ranks = 2,
+         .environment = {"TMPDIR=" + folder.string()}});
   }
   barrier();
   return folder;

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "lockstep/checkpoint/model_file.h"
@@ -19,7 +18,7 @@
 #include "tests/checkpoint/sharded/written_folder.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal {
 namespace {
@@ -117,15 +116,9 @@ bool python_has_safetensors() {
 void run_python(const World& world, const std::string& what,
                 const fs::path& folder) {
   if (world.rank == 0) {
-    // `timeout` ends the process even if this rank is killed.
-    RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/dcp_peer.py", what,
-         folder.string()},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "OMP_NUM_THREADS=1"}});
-    const auto result = python.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/parallel/dcp_peer.py", what,
+                       folder.string()}});
   }
   barrier();
 }

@@ -23,7 +23,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal {
 namespace {
@@ -249,7 +249,7 @@ void be_python(const World& world, const fs::path& folder,
                                 // Our ranks on one host use it, too.
                                 "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}});
   auto result = python.finish(std::chrono::seconds(52));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.exit_code, 0) << testing::words_of_peer(result);
 }
 
 void train_all_in_python(const World& world, const fs::path& folder) {

@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 
 namespace lockstep::internal {
@@ -105,15 +105,10 @@ fs::path python_results(const World& world) {
            << ' ' << shape << ' ' << kSteps << ' ' << file << '\n';
     }
     jobs.close();
-    // `timeout` ends the process even if this rank is killed.
-    testing::RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/sync_batch_norm_peer.py",
-         folder / "jobs.txt"},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "OMP_NUM_THREADS=1"}});
-    auto result = python.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    testing::run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR
+                       "/tests/parallel/sync_batch_norm_peer.py",
+                       folder / "jobs.txt"}});
   }
   barrier();
   return folder;

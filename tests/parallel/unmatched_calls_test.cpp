@@ -30,6 +30,7 @@
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/comm/failure_of.h"
+#include "tests/harness/asleep.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal::testing {
@@ -43,8 +44,8 @@ using ::testing::HasSubstr;
 // Far beyond the deadline of a case, so an error that comes only at the timeout
 // fails the test.
 constexpr seconds kTimeout{600};
-// How late a rank comes: longer than a standstill can stay unnoticed.
-constexpr milliseconds kLate{1500};
+// Longer than a standstill can stay unnoticed.
+constexpr milliseconds kLong{1500};
 
 using Model = DistributedDataParallel<torch::nn::Linear>;
 
@@ -59,6 +60,20 @@ std::string number() {
   return "#" + std::to_string(inside(default_group()).flight()->last_number());
 }
 
+std::string pid_key(int rank) { return "pid" + std::to_string(rank); }
+
+// Makes this rank late: returns when the other ranks, which are in the call
+// that needs this one, have slept so long there that they could be taken for
+// ranks that wait in vain.
+void come_late(const World& world) {
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (rank == world.rank) continue;
+    const auto pid = default_group()->store()->get_to_str(pid_key(rank));
+    ASSERT_TRUE(await_asleep(std::stoi(pid)));
+  }
+  std::this_thread::sleep_for(kLong);
+}
+
 // A program that has lost its group ends with an exception, so no rank waits
 // for another.
 struct GroupLost {};
@@ -68,6 +83,7 @@ void in_group(const std::string& backend,
               const std::function<void()>& body) {
   try {
     auto group = init_process_group(backend, options);
+    group->store()->set(pid_key(group->rank()), std::to_string(::getpid()));
     body();
     throw GroupLost{};
   } catch (const GroupLost&) {
@@ -206,9 +222,9 @@ WORLD_TEST(UnmatchedCalls, ARankThatComputesIsWaitedFor, 2) {
     Training training;
     for (int late = 0; late < 2; ++late) {
       auto loss = training.loss();
-      if (world.rank == late) std::this_thread::sleep_for(kLate);
+      if (world.rank == late) come_late(world);
       loss.backward();
-      if (world.rank != late) std::this_thread::sleep_for(kLate);
+      if (world.rank != late) come_late(world);
       barrier();
     }
   });
@@ -224,7 +240,7 @@ WORLD_TEST(UnmatchedCalls, AsynchronousCollectivesRunBesideBackward, 2) {
       // One rank has started the collective and is in backward; the other comes
       // late to both, in the other order.
       if (world.rank == late) {
-        std::this_thread::sleep_for(kLate);
+        come_late(world);
         loss.backward();
         work = all_reduce(tensor, {.async_op = true});
       } else {
@@ -251,7 +267,7 @@ WORLD_TEST(UnmatchedCalls, AnotherThreadMayMakeTheCollectives, 2) {
         loss.backward();
       } else {
         other.emplace([&] {
-          std::this_thread::sleep_for(kLate);
+          come_late(world);
           all_reduce(tensor);
         });
         loss.backward();
@@ -278,7 +294,7 @@ WORLD_TEST(UnmatchedCalls, CollectivesInsideOfBackwardGoOn, 2) {
     DistributedDataParallel<Normalized> model{Normalized()};
     for (int step = 0; step < 2; ++step) {
       auto loss = model(torch::randn({4, 4})).sum();
-      if (world.rank == step) std::this_thread::sleep_for(kLate);
+      if (world.rank == step) come_late(world);
       loss.backward();
     }
   });
@@ -293,11 +309,11 @@ WORLD_TEST(UnmatchedCalls, ARankThatIsStoppedAndContinuedIsWaitedFor, 2, 3) {
     broadcast(pid, 1);
     auto loss = training.loss();
     std::optional<std::thread> waker;
-    if (world.rank != 1) std::this_thread::sleep_for(milliseconds(1500));
     if (world.rank == 0) {
+      come_late(world);
       ::kill(pid.item<int>(), SIGSTOP);
       waker.emplace([&] {
-        std::this_thread::sleep_for(kLate);
+        std::this_thread::sleep_for(kLong);
         ::kill(pid.item<int>(), SIGCONT);
       });
     }
@@ -316,7 +332,7 @@ WORLD_TEST(UnmatchedCalls, AMessageMayComeFromAnotherThread, 2) {
     std::optional<std::thread> sender;
     if (world.rank == 0) {
       sender.emplace([&] {
-        std::this_thread::sleep_for(kLate);
+        come_late(world);
         send(tensor, 1);
       });
     } else {

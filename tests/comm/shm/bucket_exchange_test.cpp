@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,10 +21,12 @@
 #include "lockstep/comm/shm/protocol/common_memory.h"
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
+#include "tests/harness/asleep.h"
 
 namespace lockstep::internal::shm::testing {
 namespace {
 
+using internal::testing::await_asleep;
 using std::chrono::microseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
@@ -552,13 +555,15 @@ TEST(BucketFaults, KilledRankIsNamedByWhoWaitsInFinish) {
 
 TEST(BucketFaults, GroupThatIsHungUpFailsTheRoundOfAnotherThread) {
   ThreadWorld world(2, small_tuning());
+  std::atomic<pid_t> waiting{0};
   const auto ends = world.run([&](Group& group) {
     BucketRank rank(group, values(),
                     {.buckets = {{.count = 3}}, .timeout = kEndless});
     if (group.rank() == 0) {
+      waiting = ::gettid();
       rank.run(0);
     } else {
-      sleep_for(milliseconds(50));
+      EXPECT_TRUE(await_asleep(waiting));
       world.group(0).hang_up("told to stop");
     }
   });

@@ -377,7 +377,7 @@ WORLD_TEST(ShmFailures, AStoppedRankThatGoesOnIsWaitedFor, 2, 3) {
   if (world.rank == world.size - 1) {
     Victim process(world, "stop");
     EXPECT_TRUE(process.await_stopped());
-    // Lets the others fall asleep in their wait.
+    // The pause, in which the others fall asleep in their wait.
     std::this_thread::sleep_for(milliseconds(300));
     process.signal(SIGCONT);
     EXPECT_EQ(process.finish(), 0);

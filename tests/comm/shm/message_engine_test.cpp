@@ -3,16 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
+#include <atomic>
 #include <thread>
 
 #include "lockstep/comm/shm/protocol/message.h"
 #include "tests/comm/shm/message_world.h"
+#include "tests/harness/asleep.h"
 
 namespace lockstep::internal::shm {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using internal::testing::await_asleep;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 using Buffer = std::vector<uint8_t>;
 constexpr int kAny = Group::kAnySource;
@@ -246,12 +251,14 @@ TEST(MessageEngine, DropsALargeMessageOfAnotherSizeWhole) {
 
 TEST(MessageEngine, WakesAThreadThatSleepsForAMessage) {
   MessageWorld world(2);
-  world.run([](MessageRank& rank) {
+  std::atomic<pid_t> receiver{0};
+  world.run([&](MessageRank& rank) {
     Buffer data{5};
     if (rank.rank == 0) {
-      std::this_thread::sleep_for(20ms);
+      EXPECT_TRUE(await_asleep(receiver));
       rank.send(1, 0, data);
     } else {
+      receiver = ::gettid();
       data[0] = 0;
       rank.wait(rank.receive(0, 0, data));
       EXPECT_EQ(data[0], 5);
@@ -464,8 +471,8 @@ TEST(MessageDepartures, OfARankThatSaysTheGroupIsBrokenEndAllMessages) {
   MessageWorld world(3);
   Buffer got(1);
   const auto receive = world[0].receive(2, 0, got);
-  std::jthread failing([&] {
-    std::this_thread::sleep_for(20ms);
+  std::jthread failing([&, waiting = ::gettid()] {
+    EXPECT_TRUE(await_asleep(waiting));
     world[1].waiting.break_down("out of patience");
   });
   EXPECT_THAT(error_of<GroupBroken>([&] { world[0].wait(receive); }),
@@ -479,8 +486,8 @@ TEST(MessageDepartures, OfThisRankEndTheWaitsOfItsThreads) {
   MessageWorld world(2);
   Buffer got(1);
   const auto receive = world[0].receive(1, 0, got);
-  std::jthread closing([&] {
-    std::this_thread::sleep_for(20ms);
+  std::jthread closing([&, waiting = ::gettid()] {
+    EXPECT_TRUE(await_asleep(waiting));
     world[0].waiting.break_down("the process group was closed");
   });
   EXPECT_THAT(error_of<GroupBroken>([&] { world[0].wait(receive); }),

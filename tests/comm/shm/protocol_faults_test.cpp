@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <random>
 #include <string>
@@ -11,10 +12,12 @@
 
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
+#include "tests/harness/asleep.h"
 
 namespace lockstep::internal::shm::testing {
 namespace {
 
+using internal::testing::await_asleep;
 using std::chrono::microseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
@@ -86,6 +89,7 @@ TEST(ShmProtocolFaults, CallsOfABrokenGroupFailAtOnceOnAllRanks) {
 TEST(ShmProtocolFaults, LateRankIsWaitedForUntilTheDeadline) {
   ThreadWorld world(3, small_tuning());
   const auto ends = world.run([&](Group& group) {
+    // The others wait several times as long as they spin before they sleep.
     if (group.rank() == 2) sleep_for(milliseconds(400));
     group.barrier(seconds(30));
   });
@@ -95,10 +99,12 @@ TEST(ShmProtocolFaults, LateRankIsWaitedForUntilTheDeadline) {
 TEST(ShmProtocolFaults, PeersSeeTheReasonOfARankThatHangsUp) {
   for (size_t count : {1, 60, 50'000}) {
     ThreadWorld world(3, small_tuning());
+    std::atomic<pid_t> threads[3]{};
     const auto ends = world.run([&](Group& group) {
       std::vector<float> data(count);
+      threads[group.rank()] = ::gettid();
       if (group.rank() == 1) {
-        sleep_for(milliseconds(30));
+        for (int rank : {0, 2}) EXPECT_TRUE(await_asleep(threads[rank]));
         group.hang_up("the reactor is on fire");
       }
       group.all_reduce(data.data(), count, DType::float32, ReduceOp::sum,
@@ -159,11 +165,13 @@ TEST(ShmProtocolFaults, DeparturesTellEachCauseOnce) {
 
 TEST(ShmProtocolFaults, HangingUpEndsThePendingCallOfAnotherThread) {
   ThreadWorld world(2, small_tuning());
+  std::atomic<pid_t> waiting{0};
   const auto ends = world.run([&](Group& group) {
     if (group.rank() == 0) {
+      waiting = ::gettid();
       group.barrier(kEndless);
     } else {
-      sleep_for(milliseconds(50));
+      EXPECT_TRUE(await_asleep(waiting));
       world.group(0).hang_up("told to stop");
     }
   });

@@ -4,9 +4,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,16 +17,19 @@
 #include "lockstep/trace/current_call.h"
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
+#include "tests/harness/asleep.h"
 
 namespace lockstep::internal::shm::testing {
 namespace {
 
+using internal::testing::await_asleep;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr milliseconds kEndless{600'000};
-constexpr milliseconds kLate{1'500};
+// Longer than a standstill can stay unnoticed.
+constexpr milliseconds kLong{1'000};
 
 const Values& values() {
   static const Values all(7, 4096);
@@ -42,6 +48,18 @@ void send(Group& group, int to) {
   const auto message = group.start_send(
       to, 0, {.data = data.data(), .size = sizeof(data)}, DType::float32);
   group.wait(*message, kEndless);
+}
+
+// The threads of the ranks; 0: has not come yet.
+using Threads = std::array<std::atomic<pid_t>, 3>;
+
+// Makes a rank late: returns when `waiting` have slept in their calls for so
+// long that they could be taken for ranks that wait in vain.
+void come_late(const Threads& threads, std::initializer_list<int> waiting) {
+  for (const int rank : waiting) {
+    EXPECT_TRUE(await_asleep(threads[rank]));
+  }
+  sleep_for(kLong);
 }
 
 // The ranks are threads; only one thread uses each rank's group.
@@ -88,17 +106,19 @@ TEST(Standstill, NamesTheUsersCalls) {
 }
 
 TEST(Standstill, IsNoneWhileAnotherThreadOfARankMayComeToTheCall) {
-  const auto ends = ends_of(2, [](Group& group) {
+  Threads threads{};
+  const auto ends = ends_of(2, [&](Group& group) {
     std::thread([&] { group.barrier(kEndless); }).join();
     BucketRank buckets(group, values(),
                        {.buckets = {{.count = 100}}, .timeout = kEndless});
+    threads[group.rank()] = ::gettid();
     if (group.rank() == 1) {
       group.barrier(kEndless);
       buckets.run(1);
       return;
     }
     std::thread other([&] {
-      sleep_for(kLate);
+      come_late(threads, {0, 1});
       group.barrier(kEndless);
     });
     buckets.run(1);
@@ -108,13 +128,17 @@ TEST(Standstill, IsNoneWhileAnotherThreadOfARankMayComeToTheCall) {
 }
 
 TEST(Standstill, IsNoneWhileARankComputes) {
-  const auto ends = ends_of(3, [](Group& group) {
+  Threads threads{};
+  const auto ends = ends_of(3, [&](Group& group) {
     BucketRank buckets(group, values(),
                        {.buckets = {{.count = 100}}, .timeout = kEndless});
+    threads[group.rank()] = ::gettid();
     for (int late = 0; late < 3; ++late) {
-      if (group.rank() == late) sleep_for(kLate);
+      const int next = (late + 1) % 3;
+      const int last = (late + 2) % 3;
+      if (group.rank() == late) come_late(threads, {next, last});
       buckets.run(late);
-      if (group.rank() == (late + 1) % 3) sleep_for(kLate / 2);
+      if (group.rank() == next) come_late(threads, {late, last});
       group.barrier(kEndless);
     }
   });
@@ -123,13 +147,15 @@ TEST(Standstill, IsNoneWhileARankComputes) {
 
 // The awaited message may come from a thread that has not used the group yet.
 TEST(Standstill, IsNoneWhereOneWaitsForAMessage) {
-  const auto ends = ends_of(2, [](Group& group) {
+  Threads threads{};
+  const auto ends = ends_of(2, [&](Group& group) {
+    threads[group.rank()] = ::gettid();
     if (group.rank() == 1) {
       receive(group, 0);
       return group.barrier(kEndless);
     }
     std::thread sender([&] {
-      sleep_for(kLate);
+      come_late(threads, {0, 1});
       send(group, 1);
     });
     group.barrier(kEndless);

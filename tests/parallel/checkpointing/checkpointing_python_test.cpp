@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -14,6 +13,7 @@
 
 #include "lockstep/amp/autocast.h"
 #include "lockstep/parallel/checkpointing/checkpoint.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 #include "tests/harness/temporary_folder.h"
 
@@ -127,15 +127,12 @@ TEST(CheckpointingParity, GivesThePythonNumbers) {
     jobs << cases[i].name() << ' ' << output(i) << '\n';
   }
   jobs.close();
-  testing::RunningProgram python(
-      {"/usr/bin/timeout", "--kill-after=5", "80", LOCKSTEP_TORCH_PYTHON,
-       LOCKSTEP_SOURCE_DIR
-       "/tests/parallel/checkpointing/checkpointing_peer.py",
-       folder / "jobs.txt"},
-      {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                       "OMP_NUM_THREADS=1"}});
-  const auto result = python.finish(std::chrono::seconds(90));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  testing::run_python_peer(
+      {.arguments = {LOCKSTEP_SOURCE_DIR
+                     "/tests/parallel/checkpointing/checkpointing_peer.py",
+                     folder / "jobs.txt"},
+       .allowed = std::chrono::seconds(80)});
+  ASSERT_FALSE(HasFailure());
   for (size_t i = 0; i < cases.size(); ++i) {
     SCOPED_TRACE(cases[i].name());
     auto bytes = testing::read_file(output(i));

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 #include "tests/parallel/fsdp/block_net.h"
 
@@ -73,17 +73,11 @@ std::optional<fs::path> fully_shard_results(const World& world) {
                        {"steps", kPeerSteps}});
     }
     std::ofstream(folder / "cases.json") << cases;
-    // `timeout` ends the process even if this rank is killed.
-    RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         "-m", "torch.distributed.run", "--standalone",
-         "--nproc-per-node=" + std::to_string(world.size),
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/fsdp/fsdp_peer.py",
-         folder / "cases.json"},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "TMPDIR=" + folder.string(), "OMP_NUM_THREADS=1"}});
-    const auto result = python.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/parallel/fsdp/fsdp_peer.py",
+                       folder / "cases.json"},
+         .ranks = world.size,
+         .environment = {"TMPDIR=" + folder.string()}});
   }
   barrier();
   return folder;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/parallel/fuzz/options_table.h"
+
 // One training run of the fuzzer, as plain data: a module, the options of
 // DistributedDataParallel and the events of each step. All that the run needs
 // is here, so the reducer can edit it. All numbers are float64.
@@ -108,19 +110,32 @@ enum class Stepping {
 };
 
 struct Options {
-  std::optional<double> bucket_cap_mb;
-  std::optional<double> first_bucket_mb;
-  bool find_unused_parameters{false};
-  bool static_graph{false};
-  bool gradient_as_bucket_view{true};
-  bool skip_all_reduce_unused_params{false};
-  bool check_for_nan_in_grad{false};
-  bool broadcast_buffers{true};
+#define LOCKSTEP_FUZZ_OPTION(type, option, plain) type option = plain;
+#define LOCKSTEP_FUZZ_FLAG(option, plain, trait) bool option = plain;
+  LOCKSTEP_FUZZ_OPTIONS(LOCKSTEP_FUZZ_OPTION)
+  LOCKSTEP_FUZZ_FLAGS(LOCKSTEP_FUZZ_FLAG)
+#undef LOCKSTEP_FUZZ_OPTION
+#undef LOCKSTEP_FUZZ_FLAG
+  // What is not in DistributedDataParallelOptions.
   bool has_comm_hook{false};
-  int64_t check_replicas_every{0};
   Optimizer optimizer{Optimizer::sgd};
   Stepping stepping{Stepping::plain};
 };
+
+// Calls visit(name, of) for each row of the table; of(options) is the option's
+// value in Options or DistributedDataParallelOptions.
+template <class Visit>
+void for_each_ddp_option(const Visit& visit) {
+#define LOCKSTEP_FUZZ_VISIT(option) \
+  visit(#option, [](auto& options) -> auto& { return options.option; });
+#define LOCKSTEP_FUZZ_OPTION(type, option, plain) LOCKSTEP_FUZZ_VISIT(option)
+#define LOCKSTEP_FUZZ_FLAG(option, plain, trait) LOCKSTEP_FUZZ_VISIT(option)
+  LOCKSTEP_FUZZ_OPTIONS(LOCKSTEP_FUZZ_OPTION)
+  LOCKSTEP_FUZZ_FLAGS(LOCKSTEP_FUZZ_FLAG)
+#undef LOCKSTEP_FUZZ_OPTION
+#undef LOCKSTEP_FUZZ_FLAG
+#undef LOCKSTEP_FUZZ_VISIT
+}
 
 enum class EventKind {
   forward,   // keeps a loss in `slot`

@@ -227,11 +227,10 @@ class CaseDraw {
         options.first_bucket_mb = dice_.one_of(kSizes);
       }
     }
-    options.find_unused_parameters = has(Trait::find_unused);
-    options.static_graph = has(Trait::static_graph);
-    options.gradient_as_bucket_view = !has(Trait::no_bucket_view);
-    options.skip_all_reduce_unused_params = has(Trait::skip_unused);
-    options.check_for_nan_in_grad = has(Trait::check_nan);
+#define LOCKSTEP_FUZZ_DRAW(option, plain, trait) \
+  options.option = has(Trait::trait) != plain;
+    LOCKSTEP_FUZZ_FLAGS(LOCKSTEP_FUZZ_DRAW)
+#undef LOCKSTEP_FUZZ_DRAW
     options.broadcast_buffers = !has(Trait::buffers) || dice_.percent(45);
     options.has_comm_hook = has(Trait::comm_hook);
     if (has(Trait::check_replicas)) {

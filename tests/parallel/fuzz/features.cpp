@@ -1,6 +1,7 @@
 #include "tests/parallel/fuzz/features.h"
 
 #include <map>
+#include <type_traits>
 
 namespace lockstep::internal::fuzz {
 namespace {
@@ -8,20 +9,19 @@ namespace {
 using Features = std::set<std::string>;
 
 void add_options(const Options& options, Features& features) {
-  auto add = [&](bool is_there, const char* name) {
-    if (is_there) features.insert(name);
-  };
-  add(options.bucket_cap_mb.has_value(), "option: bucket_cap_mb");
-  add(options.first_bucket_mb.has_value(), "option: first_bucket_mb");
-  add(options.find_unused_parameters, "option: find_unused_parameters");
-  add(options.static_graph, "option: static_graph");
-  add(!options.gradient_as_bucket_view, "option: no bucket views");
-  add(options.skip_all_reduce_unused_params, "option: skip unused");
-  add(options.check_for_nan_in_grad, "option: check_for_nan_in_grad");
-  add(!options.broadcast_buffers, "option: no broadcast_buffers");
-  add(options.has_comm_hook, "option: comm hook");
-  add(options.check_replicas_every > 0, "option: check_replicas_every");
-  add(options.optimizer == Optimizer::adamw, "optimizer: AdamW");
+  const Options plain;
+  for_each_ddp_option([&](const std::string& name, auto of) {
+    if (of(options) == of(plain)) return;
+    bool is_off = false;
+    if constexpr (std::is_same_v<decltype(of(options)), const bool&>) {
+      is_off = !of(options);
+    }
+    features.insert((is_off ? "option: no " : "option: ") + name);
+  });
+  if (options.has_comm_hook) features.insert("option: comm hook");
+  if (options.optimizer == Optimizer::adamw) {
+    features.insert("optimizer: AdamW");
+  }
   static const std::map<Stepping, const char*> kWaysToStep{
       {Stepping::in_backward, "optimizer: in backward"},
       {Stepping::zero_private, "optimizer: sharded"},

@@ -267,28 +267,23 @@ class Program {
     if (is_conditional) out_ << indent.substr(2) << "}\n";
   }
 
+  template <class T>
+  void print_value(const T& value) {
+    out_ << value;
+  }
+  void print_value(const std::optional<double>& value) { out_ << *value; }
+
   void print_options() {
-    const auto& options = case_.options;
-    auto print = [&](const char* field, const auto& value, bool is_plain) {
-      if (!is_plain) out_ << "  options." << field << " = " << value << ";\n";
-    };
     out_ << "  lockstep::DistributedDataParallelOptions options;\n"
          << std::boolalpha;
-    if (options.bucket_cap_mb) {
-      print("bucket_cap_mb", *options.bucket_cap_mb, false);
-    }
-    if (options.first_bucket_mb) {
-      print("first_bucket_mb", *options.first_bucket_mb, false);
-    }
-    print("find_unused_parameters", true, !options.find_unused_parameters);
-    print("static_graph", true, !options.static_graph);
-    print("gradient_as_bucket_view", false, options.gradient_as_bucket_view);
-    print("skip_all_reduce_unused_params", true,
-          !options.skip_all_reduce_unused_params);
-    print("check_for_nan_in_grad", true, !options.check_for_nan_in_grad);
-    print("broadcast_buffers", false, options.broadcast_buffers);
-    print("check_replicas_every", options.check_replicas_every,
-          options.check_replicas_every == 0);
+    const Options plain;
+    for_each_ddp_option([&](const char* name, auto of) {
+      const auto& value = of(case_.options);
+      if (value == of(plain)) return;
+      out_ << "  options." << name << " = ";
+      print_value(value);
+      out_ << ";\n";
+    });
     for (size_t i = 0; i < case_.parameters.size(); ++i) {
       const auto& parameter = case_.parameters[i];
       const auto quoted = "\"p" + std::to_string(i) + "\"";

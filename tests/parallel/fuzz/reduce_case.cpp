@@ -195,21 +195,15 @@ class Smaller {
 
   void simplify_options() {
     const Options plain;
-#define LOCKSTEP_FUZZ_SIMPLIFY(name) \
-  simplify([](auto& one) -> auto& { return one.options.name; }, plain.name)
-    LOCKSTEP_FUZZ_SIMPLIFY(bucket_cap_mb);
-    LOCKSTEP_FUZZ_SIMPLIFY(first_bucket_mb);
-    LOCKSTEP_FUZZ_SIMPLIFY(find_unused_parameters);
-    LOCKSTEP_FUZZ_SIMPLIFY(static_graph);
-    LOCKSTEP_FUZZ_SIMPLIFY(gradient_as_bucket_view);
-    LOCKSTEP_FUZZ_SIMPLIFY(skip_all_reduce_unused_params);
-    LOCKSTEP_FUZZ_SIMPLIFY(check_for_nan_in_grad);
-    LOCKSTEP_FUZZ_SIMPLIFY(broadcast_buffers);
-    LOCKSTEP_FUZZ_SIMPLIFY(has_comm_hook);
-    LOCKSTEP_FUZZ_SIMPLIFY(check_replicas_every);
-    LOCKSTEP_FUZZ_SIMPLIFY(optimizer);
-    LOCKSTEP_FUZZ_SIMPLIFY(stepping);
-#undef LOCKSTEP_FUZZ_SIMPLIFY
+    for_each_ddp_option([&](const char*, auto of) {
+      simplify([of](auto& one) -> auto& { return of(one.options); }, of(plain));
+    });
+    auto of = [](auto member) {
+      return [member](auto& one) -> auto& { return one.options.*member; };
+    };
+    simplify(of(&Options::has_comm_hook), false);
+    simplify(of(&Options::optimizer), Optimizer::sgd);
+    simplify(of(&Options::stepping), Stepping::plain);
     const bool has_many = std::ranges::any_of(
         case_.ops, [](const Op& op) { return op.is_output; });
     if (!has_many) {

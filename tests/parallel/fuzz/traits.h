@@ -3,18 +3,17 @@
 #include <set>
 
 #include "tests/parallel/fuzz/dice.h"
+#include "tests/parallel/fuzz/options_table.h"
 
 namespace lockstep::internal::fuzz {
 
 // The features that a draw may add to an ordinary training run.
 enum class Trait {
   bucket_cap,
-  find_unused,
-  static_graph,
-  no_bucket_view,
-  skip_unused,
-  check_nan,
-  buffers,
+#define LOCKSTEP_FUZZ_TRAIT(option, plain, trait) trait,
+  LOCKSTEP_FUZZ_FLAGS(LOCKSTEP_FUZZ_TRAIT)
+#undef LOCKSTEP_FUZZ_TRAIT
+      buffers,
   comm_hook,
   adamw,
   in_backward,

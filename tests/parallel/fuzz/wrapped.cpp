@@ -25,17 +25,9 @@ namespace {
 
 DistributedDataParallelOptions ddp_options(
     const Case& fuzz_case, const std::vector<torch::Tensor>& tensors) {
-  const auto& options = fuzz_case.options;
   DistributedDataParallelOptions all;
-  all.broadcast_buffers = options.broadcast_buffers;
-  all.bucket_cap_mb = options.bucket_cap_mb;
-  all.first_bucket_mb = options.first_bucket_mb;
-  all.find_unused_parameters = options.find_unused_parameters;
-  all.gradient_as_bucket_view = options.gradient_as_bucket_view;
-  all.static_graph = options.static_graph;
-  all.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params;
-  all.check_for_nan_in_grad = options.check_for_nan_in_grad;
-  all.check_replicas_every = options.check_replicas_every;
+  for_each_ddp_option(
+      [&](const char*, auto of) { of(all) = of(fuzz_case.options); });
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto& parameter = fuzz_case.parameters[i];
     const auto name = "p" + std::to_string(i);

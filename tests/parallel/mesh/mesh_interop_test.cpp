@@ -5,14 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/mesh/device_mesh.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal {
 namespace {
@@ -36,14 +35,10 @@ json all_cases() {
 }
 
 json from_python(const json& cases) {
-  testing::RunningProgram python(
-      {"/usr/bin/timeout", "--kill-after=5", "60", LOCKSTEP_TORCH_PYTHON,
-       LOCKSTEP_SOURCE_DIR "/tests/parallel/mesh/mesh_peer.py", cases.dump()},
-      {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                       "OMP_NUM_THREADS=1"}});
-  const auto result = python.finish(std::chrono::seconds(70));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  return json::parse(result.out);
+  return json::parse(testing::run_python_peer(
+      {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/parallel/mesh/mesh_peer.py",
+                     cases.dump()},
+       .allowed = std::chrono::seconds(60)}));
 }
 
 json from_lockstep(const json& test, int rank, int world_size) {

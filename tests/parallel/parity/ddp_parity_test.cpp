@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 
@@ -15,7 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 #include "tests/parallel/parity/cases.h"
 #include "tests/parallel/parity/training.h"
 
@@ -36,23 +35,12 @@ fs::path python_records(const World& world) {
   fs::path folder = world.folder / "python";
   if (world.rank == 0 && fs::create_directory(folder)) {
     write_cases(folder / "cases.json", world.size);
-    // `timeout` ends the process even if this rank is killed. torchrun starts
-    // the ranks a second time if one fails, since Python's own were once killed
-    // by a SIGSEGV (torch 2.13, one of some hundred runs, none of 32 with cores
-    // kept): an error of the cases fails twice. The fault handler would say
-    // where.
-    RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "100", LOCKSTEP_TORCH_PYTHON,
-         "-m", "torch.distributed.run", "--standalone", "--max-restarts=1",
-         "--nproc-per-node=" + std::to_string(world.size),
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/parity/peer.py",
-         folder / "cases.json"},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "TMPDIR=" + folder.string(),
-                         "PYTHONDONTWRITEBYTECODE=1", "PYTHONFAULTHANDLER=1",
-                         "OMP_NUM_THREADS=1"}});
-    auto result = python.finish(std::chrono::seconds(106));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR "/tests/parallel/parity/peer.py",
+                       folder / "cases.json"},
+         .ranks = world.size,
+         .environment = {"TMPDIR=" + folder.string()},
+         .allowed = std::chrono::seconds(100)});
   }
   barrier();
   return folder;

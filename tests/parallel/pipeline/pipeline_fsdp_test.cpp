@@ -3,7 +3,6 @@
 // and recomputed ones.
 
 #include <gmock/gmock.h>
-#include <netinet/in.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
@@ -21,7 +20,6 @@
 #include <vector>
 
 #include "lockstep/amp/clip_grad.h"
-#include "lockstep/base/file_descriptor.h"
 #include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
@@ -34,6 +32,7 @@
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"
 #include "lockstep/trace/flight_recorder.h"
+#include "tests/harness/free_port.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/temporary_folder.h"
@@ -775,19 +774,6 @@ struct FailsLaterImpl : torch::nn::Module {
   int forwards_ = 0;
 };
 TORCH_MODULE(FailsLater);
-
-// Returns a port of the loopback that nobody listens on.
-int free_port() {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  socklen_t length = sizeof address;
-  const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::bind(socket.get(), any, length), 0);
-  EXPECT_EQ(::getsockname(socket.get(), any, &length), 0);
-  return ntohs(address.sin_port);
-}
 
 // One rank of a pipeline of four, which ends as soon as its step() has thrown:
 // with its process, or else its group. The store goes with rank 0.

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -20,7 +19,7 @@
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"
 #include "tests/harness/process_world.h"
-#include "tests/harness/running_program.h"
+#include "tests/harness/python_peer.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -79,17 +78,11 @@ fs::path python_records(const World& world, const at::Tensor& x,
             << test.stages_per_rank << '\n';
     }
     cases.close();
-    RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         "-m", "torch.distributed.run", "--standalone",
-         "--nproc-per-node=" + std::to_string(world.size),
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/pipeline/pipeline_peer.py",
-         folder.string()},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "TMPDIR=" + folder.string(),
-                         "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1"}});
-    const auto result = python.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    run_python_peer({.arguments = {LOCKSTEP_SOURCE_DIR
+                                   "/tests/parallel/pipeline/pipeline_peer.py",
+                                   folder.string()},
+                     .ranks = world.size,
+                     .environment = {"TMPDIR=" + folder.string()}});
   }
   barrier();
   return folder;

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <sstream>
@@ -15,6 +14,7 @@
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/schedules.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 #include "tests/harness/temporary_folder.h"
 
@@ -22,13 +22,10 @@ namespace lockstep::internal::testing {
 namespace {
 
 std::string python_tables(const std::string& path) {
-  RunningProgram python(
-      {"/usr/bin/timeout", "--kill-after=5", "200", LOCKSTEP_TORCH_PYTHON,
-       LOCKSTEP_SOURCE_DIR "/tests/parallel/pipeline/schedule_peer.py", path},
-      {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                       "PYTHONDONTWRITEBYTECODE=1", "OMP_NUM_THREADS=1"}});
-  const auto result = python.finish(std::chrono::seconds(205));
-  EXPECT_EQ(result.exit_code, 0) << result.err;
+  run_python_peer({.arguments = {LOCKSTEP_SOURCE_DIR
+                                 "/tests/parallel/pipeline/schedule_peer.py",
+                                 path},
+                   .allowed = std::chrono::seconds(200)});
   return read_file(path);
 }
 

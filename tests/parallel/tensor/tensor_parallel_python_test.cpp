@@ -5,7 +5,6 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/tensor/tensor_parallel.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"
 #include "tests/parallel/tensor/whole_tensors.h"
 
@@ -171,16 +171,12 @@ WORLD_TEST(TensorParity, PythonsParallelizeModule, 2) {
   write_input(world, folder / "transformer.input", *transformer,
               transformer_data());
   if (world.rank == 0) {
-    // `timeout` ends the process even if this rank is killed.
-    testing::RunningProgram python(
-        {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         LOCKSTEP_SOURCE_DIR "/tests/parallel/tensor/tensor_parallel_peer.py",
-         folder.string()},
-        {.environment = {std::string("PATH=") + std::getenv("PATH"),
-                         "TMPDIR=" + folder.string(), "OMP_NUM_THREADS=1"}});
-    auto result = python.finish(std::chrono::seconds(56));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
+    testing::run_python_peer(
+        {.arguments = {LOCKSTEP_SOURCE_DIR
+                       "/tests/parallel/tensor/tensor_parallel_peer.py",
+                       folder.string()},
+         .ranks = 2,
+         .environment = {"TMPDIR=" + folder.string()}});
   }
   barrier();
   ASSERT_TRUE(fs::exists(folder / "transformer.output"));
