@@ -59,7 +59,7 @@ bool has_owner(const std::string& name) {
 
 // Returns how the owner of a name has said that it left; nothing if its process
 // ended without that, or has ended since.
-std::optional<LifeSigns::End> farewell_at(const std::string& name) {
+std::optional<LifeSigns::End> end_said_at(const std::string& name) {
   if (has_owner(name + kLeft)) return LifeSigns::End::left;
   if (has_owner(name + kFailed)) return LifeSigns::End::failed;
   return std::nullopt;
@@ -166,7 +166,7 @@ void LifeSigns::learn_all() {
 
 // Returns how a peer ended whose socket has no owner any more.
 std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
-  if (const auto farewell = farewell_at(peer.socket)) return farewell;
+  if (const auto said = end_said_at(peer.socket)) return said;
   if (rank == 0 && rank_zero_has_store_) {
     store_failed_ = true;
     return End::died;
@@ -190,7 +190,7 @@ void LifeSigns::learn(Peer& peer, int rank, Clock::time_point now) {
     peer.missed = now;
     // Within kGrace the process may end, and the store with rank 0. Then only
     // what is seen now tells that the peer had left.
-    peer.end = farewell_at(peer.socket);
+    peer.end = end_said_at(peer.socket);
   } else if (now - *peer.missed >= kGrace) {
     peer.end = end_of(peer, rank);
   }

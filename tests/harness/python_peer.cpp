@@ -17,7 +17,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // Returns "SIGSEGV" or what else a process of the peer crashed by; empty if
-// none did. A signal that stops a process (SIGTERM, SIGKILL) is no crash.
+// none did. A signal that stops a process (SIGTERM, SIGKILL) is not
+// a crash.
 std::string crash_of(const ProgramResult& result) {
   for (const int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT}) {
     const auto name = std::string("SIG") + ::sigabbrev_np(signal);

@@ -12,9 +12,9 @@ namespace lockstep::internal::testing {
 // Lockstep runs in it, so if it crashes, Python or torch is at fault: torch
 // 2.13 has done so (SIGSEGV) in one of some hundred runs.
 struct PythonPeer {
-  // What the interpreter gets: the script and its arguments.
+  // The script and its arguments.
   std::vector<std::string> arguments;
-  // How many ranks torchrun starts; 0: one process without torchrun.
+  // How many ranks torchrun starts, or 0 for one process without torchrun.
   int ranks{0};
   // Variables that precede PATH, OMP_NUM_THREADS=1 and Python's own.
   std::vector<std::string> environment{};

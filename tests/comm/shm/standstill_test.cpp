@@ -50,7 +50,7 @@ void send(Group& group, int to) {
   group.wait(*message, kEndless);
 }
 
-// The threads of the ranks; 0: has not come yet.
+// The threads of the ranks, or 0 for one that has not come yet.
 using Threads = std::array<std::atomic<pid_t>, 3>;
 
 // Makes a rank late: returns when `waiting` have slept in their calls for so

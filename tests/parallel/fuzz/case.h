@@ -116,7 +116,7 @@ struct Options {
   LOCKSTEP_FUZZ_FLAGS(LOCKSTEP_FUZZ_FLAG)
 #undef LOCKSTEP_FUZZ_OPTION
 #undef LOCKSTEP_FUZZ_FLAG
-  // What is not in DistributedDataParallelOptions.
+  // These are not options of DistributedDataParallel.
   bool has_comm_hook{false};
   Optimizer optimizer{Optimizer::sgd};
   Stepping stepping{Stepping::plain};
