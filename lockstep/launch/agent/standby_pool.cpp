@@ -133,11 +133,6 @@ void StandbyPool::refill() {
   }
 }
 
-std::optional<milliseconds> StandbyPool::most_wait() const {
-  if (!lacks_one() || !not_before_) return std::nullopt;
-  return not_before_->remaining();
-}
-
 void StandbyPool::start() {
   constexpr const char* kWhat = "starting a standby process";
   auto [own, theirs] = standby_sockets(kWhat);
@@ -283,17 +278,12 @@ void StandbyPool::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
-void StandbyPool::handle_poll_entries(const std::vector<pollfd>& entries) {
+void StandbyPool::handle_poll_entries(std::span<const pollfd> entries) {
   for (auto member = members_.begin();
        !given_up_ && member != members_.end();) {
     // hear() may remove all members.
     Member& one = *member++;
-    if (std::ranges::any_of(entries, [&](const pollfd& entry) {
-          return one.socket && entry.fd == one.socket.get() &&
-                 entry.revents != 0;
-        })) {
-      hear(one);
-    }
+    if (one.socket && has_come(entries, one.socket.get())) hear(one);
   }
 }
 
