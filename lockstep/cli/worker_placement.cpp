@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/launch/process/cpu_topology.h"
 #include "lockstep/launch/process/numa_binding.h"
-#include "lockstep/launch/process/omp_threads.h"
 #include "lockstep/launch/process/usable_cores.h"
 #include "lockstep/launch/process/visible_gpus.h"
 

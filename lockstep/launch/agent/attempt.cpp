@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/seconds_text.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
 namespace {

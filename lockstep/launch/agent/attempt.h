@@ -13,7 +13,7 @@
 #include "lockstep/launch/agent/standby_pool.h"
 #include "lockstep/launch/agent/worker_group.h"
 #include "lockstep/launch/agent/worker_store_service.h"
-#include "lockstep/launch/nodes/round_plan.h"
+#include "lockstep/launch/nodes/round.h"
 #include "lockstep/launch/process/event_loop.h"
 #include "lockstep/launch/process/output_mux.h"
 #include "lockstep/launch/process/run_directory.h"

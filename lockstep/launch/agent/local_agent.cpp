@@ -21,7 +21,6 @@
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/descendants.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/launch/process/wait_status.h"
 #include "lockstep/launch/watch/crash_report.h"
 #include "lockstep/launch/watch/source_finder.h"
 

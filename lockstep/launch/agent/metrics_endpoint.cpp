@@ -13,7 +13,6 @@
 
 #include "lockstep/base/endpoint.h"
 #include "lockstep/launch/nodes/job_secret.h"
-#include "lockstep/launch/nodes/metrics_token.h"
 
 namespace lockstep::internal {
 namespace {

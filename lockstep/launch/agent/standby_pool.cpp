@@ -21,8 +21,8 @@
 #include <utility>
 
 #include "lockstep/base/seconds_text.h"
+#include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/process/program.h"
-#include "lockstep/launch/process/wait_status.h"
 #include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/nodes/round_plan.h"
+#include "lockstep/launch/nodes/round.h"
 
 namespace lockstep::internal {
 

@@ -12,14 +12,14 @@
 #include <vector>
 
 #include "lockstep/launch/agent/standby_pool.h"
-#include "lockstep/launch/nodes/round_plan.h"
+#include "lockstep/launch/nodes/round.h"
 #include "lockstep/launch/process/child_process.h"
 #include "lockstep/launch/process/event_loop.h"
 #include "lockstep/launch/process/output_mux.h"
 #include "lockstep/launch/process/output_options.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/run_directory.h"
-#include "lockstep/launch/watch/hung_worker.h"
+#include "lockstep/launch/watch/hang_finder.h"
 #include "lockstep/launch/watch/job_status.h"
 #include "lockstep/launch/watch/worker_failure.h"
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/nodes/agent_store.h"
 #include "lockstep/launch/nodes/store/worker_table.h"
-#include "lockstep/launch/nodes/store_line.h"
 #include "lockstep/worker/worker_call.h"
 
 namespace lockstep::internal {
