@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "lockstep/base/blocked_signals.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/exit_code.h"
 
@@ -155,17 +156,10 @@ SpawnProcesses::SpawnProcesses(const SpawnCall& call, int nprocs,
   // The keeper starts with all signals blocked: so a user's handler runs in the
   // threads where it ran before, and never in a child that shares this memory
   // until it executes.
-  sigset_t all;
-  sigset_t original;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &original);
-  try {
-    keeper_ = std::thread(&SpawnProcesses::keep, this, std::cref(original));
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &original, nullptr);
-    throw;
+  {
+    const BlockedSignals blocked;
+    keeper_ = std::thread(&SpawnProcesses::keep, this, blocked.before());
   }
-  pthread_sigmask(SIG_SETMASK, &original, nullptr);
   started_.wait();
   if (start_error_) {
     keeper_.join();

@@ -1,6 +1,5 @@
 #include "lockstep/observe/background_files.h"
 
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,7 +7,6 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
-#include <csignal>
 #include <cstdint>
 #include <deque>
 #include <mutex>
@@ -18,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/blocked_signals.h"
 #include "lockstep/base/process_mark.h"
 
 namespace lockstep::internal {
@@ -190,19 +189,10 @@ struct BackgroundFiles::State {
 
 BackgroundFiles::BackgroundFiles(const BackgroundFilesOptions& options)
     : state_(std::make_unique<State>(options)) {
-  // Signals are for the program's own threads. Where SIGXFSZ is blocked, a
-  // limit on the size of files is an error of write() and does not end the
-  // process.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    state_->thread = std::thread([state = state_.get()] { state->run(); });
-  } catch (...) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw;
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  // Where SIGXFSZ is blocked, a limit on the size of files is an error of
+  // write() and does not end the process.
+  const BlockedSignals blocked;
+  state_->thread = std::thread([state = state_.get()] { state->run(); });
 }
 
 BackgroundFiles::~BackgroundFiles() {

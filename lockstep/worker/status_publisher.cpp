@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/blocked_signals.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/packet_socket.h"
@@ -119,18 +119,13 @@ StatusPublisher::StatusPublisher(int rank) noexcept : rank_(rank) {
     if (!place) place = get_env_int("LOCAL_RANK", 0, 1 << 20);
     if (!agent || !place) return;
     place_ = static_cast<int>(*place);
-    // The program's signals are handled in its own threads.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     try {
       thread_ = std::thread([this, name = *agent] { run(name); });
       pthread_setname_np(thread_.native_handle(), "lockstep-status");
     } catch (const std::exception&) {
       // The system has no thread left, so nothing is told.
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     if (!thread_.joinable()) return;
     const std::lock_guard lock(active_mutex);
     active = this;

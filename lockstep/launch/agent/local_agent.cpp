@@ -177,6 +177,7 @@ int LocalAgent::run_rounds() {
   while (true) {
     if (const auto plan = form_round()) run_workers(*plan);
     if (const auto exit_code = end_round()) return *exit_code;
+    // Also closes the port of this round, which the next one may have to take.
     round_ = Round{.number = round_.number + 1};
   }
 }

@@ -68,7 +68,7 @@ void bind_threads(pid_t pid, const std::set<int>& cpus) {
 }
 
 // Returns whether `path` is an executable that holds the code of
-// base/standby_place.h, or needs a library that does.
+// worker/standby_place.h, or needs a library that does.
 bool is_linked_with_lockstep(const std::string& path) {
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};

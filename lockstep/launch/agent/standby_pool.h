@@ -26,9 +26,9 @@ struct StandbyPoolOptions {
 };
 
 // The standby processes of one node: they run the workers' program up to
-// init_process_group() and wait there (base/standby_place.h), so that a restart
-// need not load the program, its libraries and what else comes before that
-// call.
+// init_process_group() and wait there (worker/standby_place.h), so that a
+// restart need not load the program, its libraries and what else comes before
+// that call.
 //
 // They are started one after another, since each takes a core until it waits. A
 // process that ends before it has a place is replaced after 1 s, after 2 s the
@@ -115,7 +115,7 @@ class StandbyPool : public Pollable {
 };
 
 // The two ends of the connection between an agent and a process that stands by
-// or can be called back (base/standby_place.h).
+// or can be called back (worker/standby_place.h).
 struct StandbySockets {
   FileDescriptor own;
   FileDescriptor theirs;  // above_standard_streams()

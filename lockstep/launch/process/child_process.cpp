@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "lockstep/base/blocked_signals.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
@@ -114,22 +115,6 @@ int execute(void* argument) {
   execve(plan.path, plan.arguments, plan.environment);
   return fail();
 }
-
-// Blocks every signal in this thread.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
