@@ -8,7 +8,7 @@
 #include <string_view>
 
 // The bytes of which the messages between processes of a job are made: those
-// of the agents' store (launch/rendezvous/store_message.h) and those of the
+// of the agents' store (launch/nodes/store/store_message.h) and those of the
 // workers' store (worker_call.h). A message is its length in 4 bytes, then that
 // many bytes. Numbers have the most significant byte first, as usual on
 // networks.

@@ -18,7 +18,6 @@
 #include "lockstep/cli/run_options.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/launch/process/wait_status.h"
 
 namespace lockstep::internal {
 namespace {

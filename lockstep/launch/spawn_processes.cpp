@@ -15,7 +15,7 @@
 
 #include "lockstep/base/quiet_thread.h"
 #include "lockstep/launch/agent/worker_environment.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,6 +1,5 @@
 #include "lockstep/observe/background_files.h"
 
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

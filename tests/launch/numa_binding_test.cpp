@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "lockstep/launch/process/omp_threads.h"
+#include "lockstep/launch/process/cpu_topology.h"
 #include "tests/launch/fake_system.h"
 
 namespace lockstep::internal::testing {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "lockstep/launch/agent/worker_environment.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 #include "lockstep/worker/slowest_rank.h"
 
 namespace lockstep::internal {

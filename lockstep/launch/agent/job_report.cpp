@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "lockstep/base/write_aside.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
 namespace {

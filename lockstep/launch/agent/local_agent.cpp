@@ -21,7 +21,6 @@
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/descendants.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/launch/process/wait_status.h"
 #include "lockstep/launch/watch/crash_report.h"
 #include "lockstep/launch/watch/source_finder.h"
 
@@ -31,9 +30,6 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-// How long a worker may outlive SIGKILL (uninterruptible in the kernel) before
-// it is given up.
-constexpr milliseconds kKillAllowance{5000};
 // How often the job's connection is checked.
 constexpr milliseconds kJobInterval{1000};
 // How long a node that a signal ends waits for the verdict of all nodes.
@@ -50,11 +46,6 @@ constexpr milliseconds kCauseEnds{500};
 // How often to look whether a worker has written a snapshot, while nodes wait
 // for one.
 constexpr milliseconds kSnapshotLook{500};
-// When standby processes are started: so long after all workers have begun to
-// publish, which they do at the end of init_process_group(); or, if they do
-// not, so long after their start.
-constexpr milliseconds kRefillDelay{1000};
-constexpr milliseconds kRefillAnyway{10'000};
 // For how long a question about the job may have the ranks publish.
 constexpr milliseconds kLongestWatch{60'000};
 
@@ -109,7 +100,6 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
                        Report report, std::unique_ptr<JobMember> job)
     : options_(std::move(options)),
       directory_(directory),
-      port_(std::move(first_port)),
       link_(std::move(link)),
       report_([this, report](const std::string& text) {
         mux_.end_open_line();
@@ -119,10 +109,19 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
       child_events_(open_child_events()),
       mux_([this](const std::string& text) { report_(text); }),
       job_(std::move(job)),
-      started_ns_(steady_ns()) {
+      started_ns_(steady_ns()),
+      round_{.port = std::move(first_port)} {
   adopt_orphans();
+  loop_.add(*this);
+  loop_.add(mux_);
   open_socket();
   options_.workers.tells_progress = options_.hang_timeout.has_value();
+}
+
+void LocalAgent::serve_metrics(MetricsEndpoint endpoint) {
+  metrics_.emplace(std::move(endpoint));
+  metrics_->set_metrics([this] { return metrics(); });
+  loop_.add(*metrics_);
 }
 
 int LocalAgent::run(JobReport& outcome) {
@@ -138,11 +137,11 @@ int LocalAgent::run(JobReport& outcome) {
     if (board_) board_->add_event(error.what(), /*ends=*/true);
     Verdict verdict =
         give_up(exit_code_for(error), node_name() + ": " + error.what());
-    if (may_leave() && round_ > 0) {
+    if (may_leave() && round_.number > 0) {
       // The others have shown that they can do without it.
       verdict.kind = Verdict::Kind::node_lost;
       verdict.node_rank = node_rank();
-      if (plan_) job_->propose(round_, verdict);
+      if (round_.plan) job_->propose(round_.number, verdict);
     } else {
       end_job(verdict);
     }
@@ -159,13 +158,13 @@ void LocalAgent::publish_end() {
 
 // If this node hosts the store, the others learn from it how the job ended.
 void LocalAgent::await_departure() {
-  if (!job_ || !joined_ || !joined_->hosts_store || !verdict_ || ending() ||
-      !verdict_->ends_job(limits())) {
+  if (!job_ || !joined_ || !joined_->hosts_store || !round_.verdict ||
+      ending() || !round_.verdict->ends_job(limits())) {
     return;
   }
   departing_ = true;
   while (!job_->departed() && !ending()) {
-    wait_for_event();
+    loop_.wait();
     serve_guardian();
     while (const auto event = job_->take_event()) {
       if (const auto* news = std::get_if<Notice>(&*event)) report_(news->text);
@@ -175,28 +174,21 @@ void LocalAgent::await_departure() {
 }
 
 int LocalAgent::run_rounds() {
-  for (round_ = 0;; ++round_) {
-    stop_ = {};
-    failures_.clear();
-    propose_at_.reset();
-    look_for_causes_at_.reset();
-    waits_since_ns_.reset();
-    verdict_.reset();
+  while (true) {
     if (const auto plan = form_round()) run_workers(*plan);
-    // Closes this port before the next attempt opens one, which may have to be
-    // the same.
-    port_.reset();
     if (const auto exit_code = end_round()) return *exit_code;
+    // Also closes the port of this round, which the next one may have to take.
+    round_ = Round{.number = round_.number + 1};
   }
 }
 
 std::optional<RoundPlan> LocalAgent::form_round() {
   if (job_) return await_plan();
-  if (next_) return next_->plan;
-  if (!port_) {
-    port_ = StorePort::hold(options_.store_addr, options_.master_port);
+  if (next_) return next_->plan();
+  if (!round_.port) {
+    round_.port = StorePort::hold(options_.store_addr, options_.master_port);
   }
-  return plan_alone(round_, changes_.restarts, *port_);
+  return plan_alone(round_.number, changes_.restarts, *round_.port);
 }
 
 RoundPlan LocalAgent::plan_alone(int round, int restarts_used,
@@ -211,25 +203,31 @@ RoundPlan LocalAgent::plan_alone(int round, int restarts_used,
 }
 
 std::optional<RoundPlan> LocalAgent::await_plan() {
-  plan_.reset();
   if (joined_) offer_round();
-  while (!plan_ && !verdict_ && !ending()) {
-    wait_for_event();
+  while (!round_.plan && !round_.verdict && !ending()) {
+    loop_.wait();
     serve_guardian();
     serve_job();
   }
   if (ending()) await_verdict();
   // Only the node of rank 0 needs the port that it has offered.
-  if (plan_ && plan_->place.node_rank != 0) port_.reset();
-  return verdict_ || ending() ? std::nullopt : plan_;
+  if (round_.plan && round_.plan->place.node_rank != 0) round_.port.reset();
+  return round_.verdict || ending() ? std::nullopt : round_.plan;
 }
 
-void LocalAgent::start_workers(Attempt& attempt) {
-  attempt.store = serve_store(attempt.plan);
-  attempt.earlier_streams = mux_.streams();
-  attempt.group.emplace(
-      options_.workers, attempt.plan, attempt.port ? attempt.port->fd() : -1,
-      directory_, link_.surroundings, mux_, standby_ ? &*standby_ : nullptr);
+std::unique_ptr<Attempt> LocalAgent::start_workers(
+    const RoundPlan& plan, std::optional<StorePort> port) {
+  const AgentParts parts{.options = options_,
+                         .directory = directory_,
+                         .surroundings = link_.surroundings,
+                         .mux = mux_,
+                         .report = report_,
+                         .board = board_ ? &*board_ : nullptr,
+                         .standby = standby_ ? &*standby_ : nullptr,
+                         .is_alone = !job_};
+  auto attempt = std::make_unique<Attempt>(parts, plan, std::move(port));
+  loop_.add(*attempt);
+  return attempt;
 }
 
 bool LocalAgent::has_restarts() const {
@@ -245,60 +243,41 @@ void LocalAgent::prepare_next() {
       !output.stderr_filters.empty()) {
     return;
   }
-  next_.emplace();
   try {
-    next_->port = StorePort::hold(options_.store_addr, 0);
-    next_->plan = plan_alone(round_ + 1, changes_.restarts + 1, *next_->port);
-    start_workers(*next_);
+    auto port = StorePort::hold(options_.store_addr, 0);
+    const RoundPlan plan =
+        plan_alone(round_.number + 1, changes_.restarts + 1, port);
+    next_ = start_workers(plan, std::move(port));
   } catch (const std::exception&) {
     // The next attempt tries it again, and says why it cannot be started.
-    next_.reset();
   }
 }
 
 void LocalAgent::run_workers(const RoundPlan& plan) {
   place_ = plan.place;
-  if (board_) {
-    for (int place = 0; place < board_->places(); ++place) board_->clear(place);
-  }
-  publishers_.assign(static_cast<size_t>(options_.workers.nproc_per_node), 0);
-  all_publish_ = false;
-  refill_at_ = Deadline::after(kRefillAnyway);
   open_standby();
-  if (!next_) {
-    next_.emplace(Attempt{.plan = plan, .port = std::move(port_)});
-    try {
-      start_workers(*next_);
-    } catch (...) {
-      next_.reset();
-      standby_.reset();  // before its processes are reaped
-      end_descendants(milliseconds(0), [](pid_t, int) {});
-      throw;
-    }
+  try {
+    attempt_ =
+        next_ ? std::move(next_) : start_workers(plan, std::move(round_.port));
+  } catch (...) {
+    standby_.reset();  // before its processes are reaped
+    end_descendants(milliseconds(0), [](pid_t, int) {});
+    throw;
   }
-  port_ = std::move(next_->port);
-  worker_store_ = std::move(next_->store);
-  group_.emplace(std::move(*next_->group));
-  next_.reset();
-  group_->let_leave();
-  if (suspended_) suspend_workers(true);
-  if (options_.hang_timeout) {
-    hangs_.emplace(*options_.hang_timeout, /*alone=*/!job_,
-                   board_ ? &*board_ : nullptr,
-                   directory_.attempt_directory(plan.round));
-  }
-  while (group_->running() > 0 && !stop_.given_up) {
-    // First: a worker may have ended in the group before it was this one.
+  attempt_->begin();
+  if (suspended_) attempt_->suspend(true);
+  const WorkerGroup& workers = attempt_->workers();
+  while (attempt_->goes_on()) {
+    // First: a worker may have ended before its attempt was this one.
     reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
-    refill_standby();
+    attempt_->watch();
     look_for_causes();
-    look_for_hangs();
     look_for_snapshot();
-    if (group_->failed() && !stop_.kill_at) {
-      failures_ = group_->failures();
+    if (workers.failed() && !attempt_->stopping()) {
+      round_.failures = workers.failures();
       if (job_) {
-        if (only_echoes()) job_->ask_for_cause(group_->named_ranks());
-        propose_at_ =
+        if (only_echoes()) job_->ask_for_cause(workers.named_ranks());
+        round_.propose_at =
             Deadline::after(may_be_echo() ? kCauseAllowance : milliseconds(0));
       }
       stop_after_failure();
@@ -306,84 +285,54 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     propose_failure();
     serve_guardian();
     serve_job();
-    enforce_deadline();
-    if (group_->running() > 0) wait_for_event();
+    attempt_->enforce_deadline();
+    if (workers.running() > 0) loop_.wait();
   }
   end_leftovers();
   // A failure that a forwarded signal caused does not count as one.
-  failures_.clear();
-  if (stop_.signal == 0 && group_->failed()) failures_ = group_->failures();
+  round_.failures.clear();
+  if (!attempt_->stopped_by_signal() && workers.failed()) {
+    round_.failures = workers.failures();
+  }
   set_verdict_of_workers();
-  hangs_.reset();
-  group_.reset();
-  worker_store_.reset();
-  if (plan_) plan_->line.reset();
-}
-
-std::unique_ptr<WorkerStoreService> LocalAgent::serve_store(
-    const RoundPlan& plan) {
-  options_.workers.store_socket.clear();
-  // The agents of several nodes may have a store that takes no workers.
-  if (!options_.workers.serves_store || (job_ && !plan.line)) return nullptr;
-  const std::string name =
-      WorkerStoreService::name_for(plan.round, plan.master_port);
-  try {
-    auto store =
-        std::make_unique<WorkerStoreService>(name, plan.round, plan.line);
-    options_.workers.store_socket = name;
-    return store;
-  } catch (const std::system_error& error) {
-    // The ranks of the other nodes would wait at the store that is refused.
-    if (job_ || options_.workers.worker_store == "agent") throw;
-    report_(std::string("the workers will meet at rank 0's store: ") +
-            error.what());
-    return nullptr;
-  }
-}
-
-void LocalAgent::look_for_hangs() {
-  if (!hangs_ || stop_.kill_at || suspended_) return;
-  auto hung = hangs_->look(group_->statuses());
-  if (!hung.empty()) group_->end_hung(std::move(hung));
-  if (hangs_->watches_nobody() && round_ == 0) {
-    report_("no worker has told of progress for " +
-            seconds_text(*options_.hang_timeout) +
-            ", so --hang-timeout watches none yet; a program of Lockstep tells "
-            "from init_process_group() on, any other touches the file that "
-            "LOCKSTEP_PROGRESS_FILE names");
-  }
+  attempt_.reset();
+  if (round_.plan) round_.plan->line.reset();
 }
 
 void LocalAgent::look_for_snapshot() {
-  if (!waits_since_ns_ || !board_ || !look_for_snapshot_at_.expired()) return;
-  look_for_snapshot_at_ = Deadline::after(kSnapshotLook);
+  if (!round_.waits_since_ns || !board_ ||
+      !round_.look_for_snapshot_at.expired()) {
+    return;
+  }
+  round_.look_for_snapshot_at = Deadline::after(kSnapshotLook);
   board_->watch(2 * kSnapshotLook);
   for (int place = 0; place < board_->places(); ++place) {
     const auto told = board_->read(place);
-    if (!told || told->last_snapshot_ns <= *waits_since_ns_) continue;
+    if (!told || told->last_snapshot_ns <= *round_.waits_since_ns) continue;
     job_->report_snapshot();
-    waits_since_ns_.reset();
+    round_.waits_since_ns.reset();
     return;
   }
 }
 
 void LocalAgent::set_verdict_of_workers() {
   if (!job_) {
-    verdict_ = failures_.empty() ? Verdict{} : failed_verdict(failures_);
-    verdict_->changes = verdict_->after(changes_);
+    round_.verdict =
+        round_.failures.empty() ? Verdict{} : failed_verdict(round_.failures);
+    round_.verdict->changes = round_.verdict->after(changes_);
     return;
   }
-  if (!stop_.kill_at) job_->report_success();
+  if (!attempt_->stopping()) job_->report_success();
   await_verdict();
 }
 
 void LocalAgent::await_verdict() {
   // The job goes on without this node, which took no part in the round.
-  if (leaves_ && !plan_) return;
+  if (leaves_ && !round_.plan) return;
   std::optional<Deadline> deadline;
   // The other nodes may still fail, and then all start again. This waits after
   // a signal too, since another verdict may have come before the signal's.
-  while (!verdict_ && !guardian_gone_) {
+  while (!round_.verdict && !guardian_gone_) {
     if (ending_signal_ != 0) {
       if (!deadline) deadline = Deadline::after(kVerdictAllowance);
       // A node that has not joined has no say in the verdict.
@@ -391,63 +340,72 @@ void LocalAgent::await_verdict() {
     }
     // A worker that has ended well may have left while others needed it.
     look_for_causes();
-    if (failures_.empty() && group_ && group_->failed() && !stop_.kill_at) {
-      failures_ = group_->failures();
-      propose_at_ = Deadline::after(milliseconds(0));
+    if (round_.failures.empty() && attempt_ && attempt_->workers().failed() &&
+        !attempt_->stopping()) {
+      round_.failures = attempt_->workers().failures();
+      round_.propose_at = Deadline::after(milliseconds(0));
     }
     propose_failure();
-    wait_for_event();
+    loop_.wait();
     serve_guardian();
     serve_job();
   }
 }
 
 void LocalAgent::look_for_causes() {
-  if (!look_for_causes_at_ || !look_for_causes_at_->expired() || !group_) {
+  if (!round_.look_for_causes_at || !round_.look_for_causes_at->expired() ||
+      !attempt_) {
     return;
   }
-  look_for_causes_at_.reset();
-  group_->look_for_causes(named_);
+  round_.look_for_causes_at.reset();
+  attempt_->workers().look_for_causes(round_.named);
 }
 
 void LocalAgent::propose_failure() {
-  if (!propose_at_) return;
-  if (running() > 0) failures_ = group_->failures();
-  if (may_be_echo() && !propose_at_->expired()) return;
-  propose_at_.reset();
-  if (!failures_.empty()) job_->propose(round_, failed_verdict(failures_));
+  if (!round_.propose_at) return;
+  if (running() > 0) round_.failures = attempt_->workers().failures();
+  if (may_be_echo() && !round_.propose_at->expired()) return;
+  round_.propose_at.reset();
+  if (!round_.failures.empty()) {
+    job_->propose(round_.number, failed_verdict(round_.failures));
+  }
 }
 
 bool LocalAgent::only_echoes() const {
-  return failures_.empty() || failures_.front().error.kind == FailureKind::echo;
+  return round_.failures.empty() ||
+         round_.failures.front().error.kind == FailureKind::echo;
 }
 
 // If nodes may come and go, the loss of one uses no restart. Its peers may fail
 // of it before it is noticed, and not every program says that this was why.
 bool LocalAgent::may_be_echo() const {
-  return only_echoes() || (job_->elastic() && failures_.front().error.kind ==
-                                                  FailureKind::unknown);
+  return only_echoes() ||
+         (job_->elastic() &&
+          round_.failures.front().error.kind == FailureKind::unknown);
 }
 
 std::string LocalAgent::describe_failure() {
   const int max_restarts = options_.workers.max_restarts;
-  const bool is_own = verdict_->node_rank == node_rank();
-  if (job_ && !failures_.empty() && is_own) {
-    failures_.front().node = node_name();
+  const bool is_own = round_.verdict->node_rank == node_rank();
+  if (job_ && !round_.failures.empty() && is_own) {
+    round_.failures.front().node = node_name();
   }
   SourceFinder sources;
-  for (auto& failure : failures_) failure.stack = sources.texts(failure.stack);
-  FailedAttempt attempt{.directory = directory_.attempt_directory(round_),
-                        .run_id = options_.workers.run_id,
-                        .host = options_.host_name,
-                        .program = options_.workers.program.arguments,
-                        .restarts_used = changes_.restarts,
-                        .max_restarts = max_restarts,
-                        .cause = verdict_->text,
-                        .failures = failures_};
+  for (auto& failure : round_.failures) {
+    failure.stack = sources.texts(failure.stack);
+  }
+  FailedAttempt attempt{
+      .directory = directory_.attempt_directory(round_.number),
+      .run_id = options_.workers.run_id,
+      .host = options_.host_name,
+      .program = options_.workers.program.arguments,
+      .restarts_used = changes_.restarts,
+      .max_restarts = max_restarts,
+      .cause = round_.verdict->text,
+      .failures = round_.failures};
   attempt.read_files();
-  std::string text = verdict_->text;
-  if (!failures_.empty() && is_own) {
+  std::string text = round_.verdict->text;
+  if (!round_.failures.empty() && is_own) {
     text = describe(attempt.failures, changes_.restarts, max_restarts);
     attempt.crash_report = write_crash_report(attempt);
     if (!attempt.crash_report.empty()) {
@@ -478,24 +436,26 @@ std::optional<int> LocalAgent::end_round() {
     outcome_->cause = "the launcher was killed";
     return 128 + SIGKILL;
   }
-  const bool ended = verdict_ && verdict_->ends_job(limits());
+  const bool ended = round_.verdict && round_.verdict->ends_job(limits());
   const bool last = ending_signal_ != 0 || ended;
-  const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
+  const bool failed =
+      round_.verdict && round_.verdict->kind == Verdict::Kind::failed;
   // An elastic node may have waited while the others ran.
-  const bool took_part = !job_ || !job_->elastic() || plan_;
+  const bool took_part = !job_ || !job_->elastic() || round_.plan;
   std::string text;
   if (failed && took_part) {
     text = describe_failure();
-  } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled &&
-             !leaves_) {
-    text = verdict_->text;
+  } else if (round_.verdict &&
+             round_.verdict->kind != Verdict::Kind::signalled && !leaves_) {
+    text = round_.verdict->text;
   }
-  if (!took_part && verdict_ && verdict_->kind == Verdict::Kind::succeeded) {
+  if (!took_part && round_.verdict &&
+      round_.verdict->kind == Verdict::Kind::succeeded) {
     text = "the job has ended well without this node";
   }
-  const bool changes = verdict_ && verdict_->changes_membership();
+  const bool changes = round_.verdict && round_.verdict->changes_membership();
   // A move between two rounds counts as nothing: the workers have been ended.
-  if (!last && (failed || changes) && verdict_->changes != changes_) {
+  if (!last && (failed || changes) && round_.verdict->changes != changes_) {
     text += "\n  " + describe_restart();
   } else if (ended && changes) {
     text += "; membership changes used: " +
@@ -511,18 +471,18 @@ std::optional<int> LocalAgent::end_round() {
   }
   // If there is one node, no other has to agree: the signal ended the job.
   if (ended && (job_ || ending_signal_ == 0)) {
-    outcome_->cause = verdict_->text;
-    outcome_->signal = verdict_->signal;
-    return verdict_->exit_code;
+    outcome_->cause = round_.verdict->text;
+    outcome_->signal = round_.verdict->signal;
+    return round_.verdict->exit_code;
   }
   if (ending_signal_ != 0) {
     outcome_->signal = ending_signal_;
     outcome_->cause = signal_name(ending_signal_) + " ended the job";
     return 128 + ending_signal_;
   }
-  if (verdict_) changes_ = verdict_->changes;
+  if (round_.verdict) changes_ = round_.verdict->changes;
   // Another `Joined` comes once this node has joined at the other store.
-  if (verdict_ && verdict_->moves) joined_.reset();
+  if (round_.verdict && round_.verdict->moves) joined_.reset();
   return std::nullopt;
 }
 
@@ -530,10 +490,10 @@ std::optional<int> LocalAgent::end_round() {
 // job.
 std::string LocalAgent::describe_restart() const {
   const ChangeLimits most = limits();
-  const ChangeCount& used = verdict_->changes;
+  const ChangeCount& used = round_.verdict->changes;
   std::string standby;
   const int kept = standby_ ? standby_->kept() : 0;
-  const int others = next_ ? next_->group->stood_by()
+  const int others = next_ ? next_->workers().stood_by()
                            : std::min(standby_ ? standby_->waiting() : 0,
                                       options_.workers.nproc_per_node - kept);
   if (kept > 0) {
@@ -544,7 +504,7 @@ std::string LocalAgent::describe_restart() const {
     standby += (kept > 0 ? " and " : ", with ") + std::to_string(others) +
                " from standby" + (kept > 0 ? "" : " on this node");
   }
-  if (verdict_->changes_membership()) {
+  if (round_.verdict->changes_membership()) {
     return "starting all workers again: membership change " +
            std::to_string(used.membership_changes) +
            (most.membership_changes
@@ -552,11 +512,12 @@ std::string LocalAgent::describe_restart() const {
                 : "") +
            standby;
   }
-  const std::string all = job_ && job_->elastic()
-                              ? "workers"
-                              : count_workers(static_cast<size_t>(
-                                    plan_ ? plan_->place.world_size
-                                          : options_.workers.nproc_per_node));
+  const std::string all =
+      job_ && job_->elastic()
+          ? "workers"
+          : count_workers(static_cast<size_t>(
+                round_.plan ? round_.plan->place.world_size
+                            : options_.workers.nproc_per_node));
   return "restarting all " + all + ": restart " +
          std::to_string(used.restarts) + " of " +
          std::to_string(most.restarts) + standby;
@@ -567,69 +528,26 @@ ChangeLimits LocalAgent::limits() const {
               : ChangeLimits{.restarts = options_.workers.max_restarts};
 }
 
-void LocalAgent::wait_for_event() {
-  entries_.clear();
-  entries_.push_back({child_events_.get(), POLLIN, 0});
+void LocalAgent::add_poll_entries(std::vector<pollfd>& entries) const {
+  entries.push_back({child_events_.get(), POLLIN, 0});
   if (!guardian_gone_) {
-    entries_.push_back({link_.commands.get(), POLLIN, 0});
+    entries.push_back({link_.commands.get(), POLLIN, 0});
   }
-  // After this round's verdict, events belong to the next round.
-  const bool hears_job = job_ && (!verdict_ || departing_);
-  if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
-  mux_.add_poll_entries(entries_);
-  if (socket_) socket_->add_poll_entries(entries_);
-  if (standby_) standby_->add_poll_entries(entries_);
-  if (group_) group_->add_poll_entries(entries_);
-  if (next_) next_->group->add_poll_entries(entries_);
-  if (metrics_) metrics_->add_poll_entries(entries_);
-  milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
-  const auto shorten_to = [&](const Deadline& deadline) {
-    const milliseconds left = deadline.remaining();
-    timeout = timeout < milliseconds(0) ? left : std::min(timeout, left);
-  };
-  if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
-  if (stop_.spared_until && running() > 0) shorten_to(*stop_.spared_until);
-  if (propose_at_) shorten_to(*propose_at_);
-  if (look_for_causes_at_ && group_) shorten_to(*look_for_causes_at_);
-  if (const auto part = mux_.due()) shorten_to(*part);
-  if (hangs_ && running() > 0 && !stop_.kill_at && !suspended_) {
-    shorten_to(Deadline::after(hangs_->most_wait()));
+  if (hears_job()) entries.push_back({job_->event_fd(), POLLIN, 0});
+}
+
+std::optional<Deadline> LocalAgent::due() const {
+  std::optional<Deadline> first = round_.propose_at;
+  if (hears_job()) first = earliest({first, Deadline::after(kJobInterval)});
+  if (attempt_) first = earliest({first, round_.look_for_causes_at});
+  if (round_.waits_since_ns && board_ && running() > 0) {
+    first = earliest({first, round_.look_for_snapshot_at});
   }
-  if (waits_since_ns_ && board_ && running() > 0) {
-    shorten_to(look_for_snapshot_at_);
-  }
-  if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
-    shorten_to(Deadline::after(metrics_->most_wait()));
-  }
-  if (const auto wait = socket_ ? socket_->most_wait() : std::nullopt) {
-    shorten_to(Deadline::after(*wait));
-  }
-  if (standby_ && running() > 0 && !stop_.kill_at) {
-    if (refill_at_) {
-      shorten_to(*refill_at_);
-    } else if (const auto wait = standby_->most_wait()) {
-      shorten_to(Deadline::after(*wait));
-    }
-  }
-  const int ready =
-      poll(entries_.data(), entries_.size(), static_cast<int>(timeout.count()));
-  if (ready < 0) return;
+  return first;
+}
+
+void LocalAgent::handle_poll_entries(std::span<const pollfd> /*entries*/) {
   discard_events(child_events_.get());
-  mux_.handle_poll_entries(entries_);
-  if (socket_) {
-    socket_->handle_poll_entries(
-        entries_, [this](const std::string& question, pid_t asker) {
-          return answer(question, asker);
-        });
-  }
-  if (standby_) {
-    standby_->handle_poll_entries(entries_);
-    if (group_) group_->handle_poll_entries(entries_, *standby_);
-    if (next_) next_->group->handle_poll_entries(entries_, *standby_);
-  }
-  if (metrics_) {
-    metrics_->handle_poll_entries(entries_, [this] { return metrics(); });
-  }
 }
 
 std::string LocalAgent::metrics() {
@@ -642,7 +560,11 @@ std::string LocalAgent::metrics() {
 void LocalAgent::open_socket() {
   try {
     board_.emplace(StatusBoard::create(options_.workers.nproc_per_node));
-    socket_.emplace(options_.workers.run_id);
+    socket_.emplace(options_.workers.run_id,
+                    [this](const std::string& question, pid_t asker) {
+                      return answer(question, asker);
+                    });
+    loop_.add(*socket_);
     options_.workers.agent_socket = socket_->name();
   } catch (const std::system_error& error) {
     report_(std::string("nobody will be able to look at this job: ") +
@@ -668,11 +590,11 @@ AgentSocket::Answer LocalAgent::answer(const std::string& question,
   };
   if (kind == "attach") {
     const int64_t local_rank = number("local_rank");
-    if (local_rank < 0 || local_rank >= board_->places() ||
-        !claim(static_cast<int>(local_rank), asker)) {
+    if (local_rank < 0 || local_rank >= board_->places() || !attempt_ ||
+        !attempt_->claim(static_cast<int>(local_rank), asker)) {
       return refuse("another process publishes for this worker");
     }
-    return {directory_.attempt_directory(round_).string(),
+    return {directory_.attempt_directory(round_.number).string(),
             board_->descriptor()};
   }
   if (kind == "watch") {
@@ -697,17 +619,6 @@ AgentSocket::Answer LocalAgent::answer(const std::string& question,
   return refuse("not a question");
 }
 
-bool LocalAgent::claim(int local_rank, pid_t asker) {
-  const auto place = static_cast<size_t>(local_rank);
-  if (!group_ || place >= publishers_.size()) return false;
-  pid_t& publisher = publishers_[place];
-  if (publisher != 0 && publisher != asker && kill(publisher, 0) == 0) {
-    return false;
-  }
-  publisher = asker;
-  return true;
-}
-
 JobStatus LocalAgent::status() const {
   JobStatus all;
   all.run_id = options_.workers.run_id;
@@ -717,21 +628,18 @@ JobStatus LocalAgent::status() const {
   all.started_ns = started_ns_;
   all.restart = changes_.restarts;
   all.max_restarts = options_.workers.max_restarts;
-  all.attempt_directory = directory_.attempt_directory(round_);
+  all.attempt_directory = directory_.attempt_directory(round_.number);
   all.standby = standby_ ? standby_->waiting() : 0;
-  all.state = !group_          ? JobStatus::State::waiting
-              : running() == 0 ? JobStatus::State::ended
-              : stop_.kill_at  ? JobStatus::State::stopping
-                               : JobStatus::State::running;
+  all.state = !attempt_              ? JobStatus::State::waiting
+              : running() == 0       ? JobStatus::State::ended
+              : attempt_->stopping() ? JobStatus::State::stopping
+                                     : JobStatus::State::running;
   if (place_) {
     all.node_rank = place_->node_rank;
     all.nnodes = place_->nnodes;
     all.world_size = place_->world_size;
   }
-  if (group_) all.workers = group_->statuses();
-  for (WorkerStatus& worker : all.workers) {
-    worker.publishes = publishers_[static_cast<size_t>(worker.local_rank)] != 0;
-  }
+  if (attempt_) all.workers = attempt_->statuses();
   return all;
 }
 
@@ -745,7 +653,7 @@ void LocalAgent::serve_guardian() {
       // The launcher was killed: the workers get no time to end.
       guardian_gone_ = true;
       propose_lost_launcher();
-      kill_now();
+      if (attempt_) attempt_->kill_now();
     } else if (errno != EINTR) {
       return;  // nothing more to read
     }
@@ -755,7 +663,7 @@ void LocalAgent::serve_guardian() {
 void LocalAgent::serve_job() {
   if (!job_) return;
   job_->shut_if_silent();
-  while (!verdict_) {
+  while (!round_.verdict) {
     auto event = job_->take_event();
     if (!event) return;
     std::visit(
@@ -764,21 +672,21 @@ void LocalAgent::serve_job() {
           if constexpr (std::is_same_v<News, Joined>) {
             joined_ = news;
             options_.workers.run_id = news.membership.run_id;
-            round_ = news.membership.round;
+            round_.number = news.membership.round;
             changes_ = news.membership.changes;
             offer_round();
           } else if constexpr (std::is_same_v<News, Notice>) {
             report_(news.text);
           } else if constexpr (std::is_same_v<News, RoundPlan>) {
-            plan_ = news;
+            round_.plan = news;
           } else if constexpr (std::is_same_v<News, CauseWanted>) {
-            look_for_causes_at_ = Deadline::after(kCauseEnds);
-            named_ = news.named;
+            round_.look_for_causes_at = Deadline::after(kCauseEnds);
+            round_.named = news.named;
           } else if constexpr (std::is_same_v<News, NodesWait>) {
-            waits_since_ns_ = steady_ns();
+            round_.waits_since_ns = steady_ns();
             report_(news.text);
           } else {
-            verdict_ = news;
+            round_.verdict = news;
             obey_verdict();
           }
         },
@@ -790,21 +698,23 @@ void LocalAgent::offer_round() {
   RoundOffer offer;
   if (node_rank() == 0 || job_->elastic()) {
     // A name server that does not answer must not end a job that runs.
-    port_ = StorePort::hold_for_nodes(joined_->reachable_host, round_ > 0);
-    offer = {joined_->master_addr, port_->port()};
+    round_.port =
+        StorePort::hold_for_nodes(joined_->reachable_host, round_.number > 0);
+    offer = {joined_->master_addr, round_.port->port()};
   }
-  job_->offer_round(round_, offer);
+  job_->offer_round(round_.number, offer);
 }
 
 void LocalAgent::obey_verdict() {
-  if (verdict_->kind == Verdict::Kind::signalled) {
+  if (round_.verdict->kind == Verdict::Kind::signalled) {
     // The verdict that this node proposed for its own signal comes back too.
-    if (ending_signal_ == 0) stop_by_signal(verdict_->signal, verdict_->text);
-  } else if (running() > 0 && !stop_.kill_at) {
+    if (ending_signal_ == 0)
+      stop_by_signal(round_.verdict->signal, round_.verdict->text);
+  } else if (running() > 0 && !attempt_->stopping()) {
     // If no node was lost, the program can still save a last snapshot.
-    if (verdict_->kind == Verdict::Kind::node_leaves ||
-        verdict_->kind == Verdict::Kind::node_waits) {
-      stop_for_members();
+    if (round_.verdict->kind == Verdict::Kind::node_leaves ||
+        round_.verdict->kind == Verdict::Kind::node_waits) {
+      attempt_->stop_for_members();
     } else {
       stop_after_failure();
     }
@@ -813,9 +723,7 @@ void LocalAgent::obey_verdict() {
 
 void LocalAgent::suspend_workers(bool suspended) {
   suspended_ = suspended;
-  // Those that are being stopped must not be held.
-  if (!group_ || stop_.kill_at) return;
-  group_->signal_process_groups(suspended ? SIGSTOP : SIGCONT);
+  if (attempt_) attempt_->suspend(suspended);
 }
 
 void LocalAgent::forward(int signal) {
@@ -823,8 +731,8 @@ void LocalAgent::forward(int signal) {
     forward_ending(signal);
   } else if (signal == SIGTSTP || signal == SIGCONT) {
     suspend_workers(signal == SIGTSTP);
-  } else if (group_) {
-    group_->signal_process_groups(signal);
+  } else if (attempt_) {
+    attempt_->workers().signal_process_groups(signal);
   }
 }
 
@@ -846,11 +754,11 @@ void LocalAgent::forward_ending(int signal) {
     stop_by_signal(signal, signal_name(signal));
     if (!leaves_) {
       end_job(verdict);
-    } else if (plan_) {
-      job_->propose(round_, verdict);
+    } else if (round_.plan) {
+      job_->propose(round_.number, verdict);
     }
-  } else if (signal == SIGINT) {
-    kill_now();
+  } else if (signal == SIGINT && attempt_) {
+    attempt_->kill_now();
   }
 }
 
@@ -862,17 +770,8 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
               (leaves_ ? " makes this node leave the job" : " ends the job"));
     return;
   }
-  if (stop_.kill_at) {  // they are already being stopped
-    end_sparing();
-    return;
-  }
-  group_->settle();
-  stop_.signal = signal;
-  stop_.allowed = options_.shutdown_timeout;
-  stop_.kill_at = Deadline::after(stop_.allowed);
-  group_->signal_process_groups(signal);
-  // Stopped workers (SIGSTOP) could not take the signal.
-  group_->signal_process_groups(SIGCONT);
+  if (attempt_->stopping()) return attempt_->end_sparing();
+  attempt_->stop_by_signal(signal);
   report_(text + " forwarded to " + count_workers(running()) +
           ", which may take " + seconds_text(options_.shutdown_timeout) +
           " to end" +
@@ -884,68 +783,20 @@ bool LocalAgent::may_leave() const {
          (!joined_->hosts_store || job_->may_move());
 }
 
-void LocalAgent::stop_for_members() {
-  group_->settle();
-  if (standby_) group_->call_back();
-  stop_.allowed = options_.shutdown_timeout;
-  stop_.kill_at = Deadline::after(stop_.allowed);
-  group_->signal_process_groups(SIGTERM);
-  group_->signal_process_groups(SIGCONT);
-}
-
 void LocalAgent::stop_after_failure() {
-  group_->settle();
   // First: the kernel may free the memory of a process that is signalled on
   // this core, at once.
   prepare_next();
-  if (!next_ && standby_ && (job_ || has_restarts())) group_->call_back();
-  stop_.allowed = options_.failure_shutdown_timeout;
-  stop_.kill_at = Deadline::after(stop_.allowed);
-  if (group_->spare_named()) {
-    stop_.spared_until = stop_.kill_at;
-    stop_.allowed *= 2;
-    stop_.kill_at = Deadline::after(stop_.allowed);
-  }
-  group_->signal_process_groups(SIGTERM);
-  group_->signal_process_groups(SIGCONT);
-}
-
-void LocalAgent::kill_now() {
-  if (stop_.killed) return;
-  stop_.at_once = true;
-  stop_.kill_at = Deadline::after(milliseconds(0));
-}
-
-void LocalAgent::end_sparing() {
-  if (!stop_.spared_until) return;
-  stop_.spared_until.reset();
-  group_->end_spared();
-}
-
-void LocalAgent::enforce_deadline() {
-  if (stop_.spared_until && stop_.spared_until->expired()) end_sparing();
-  if (!stop_.kill_at || !stop_.kill_at->expired() || running() == 0) return;
-  if (!stop_.killed) {
-    stop_.killed = true;
-    if (!stop_.at_once) {
-      report_(group_->name_running() + " did not end within " +
-              seconds_text(stop_.allowed) + " of " +
-              signal_name(stop_.signal != 0 ? stop_.signal : SIGTERM) +
-              ": SIGKILL");
-    }
-    stop_.kill_at = Deadline::after(kKillAllowance);
-    group_->kill_workers();
-  } else {
-    stop_.given_up = true;
-  }
+  attempt_->stop_after_failure(
+      /*calls_back=*/!next_ && standby_ && (job_ || has_restarts()));
 }
 
 void LocalAgent::end_leftovers() {
   std::set<pid_t> spared = standby_ ? standby_->pids() : std::set<pid_t>();
-  if (next_) spared.merge(next_->group->pids());
+  if (next_) spared.merge(next_->workers().pids());
   std::vector<Leftover> left;
   // Those of workers that were stopped got the same signal, and are ending.
-  const std::set<pid_t> stopped = group_->stopped();
+  const std::set<pid_t> stopped = attempt_->workers().stopped();
   if (reap_children([&](pid_t pid, int status) { set_ended(pid, status); })) {
     if (!proc_is_mounted()) {
       report_(
@@ -979,7 +830,7 @@ void LocalAgent::end_leftovers() {
   // too.
   const auto unmoved =
       mux_.drain(idle, interrupt, kSignalledConsoleIdle,
-                 next_ ? next_->earlier_streams : mux_.streams());
+                 next_ ? next_->earlier_streams() : mux_.streams());
   if (unmoved && !guardian_gone_ && poll(&console, 1, 0) > 0) {
     report_("the reader of the output took nothing for " +
             seconds_text(*unmoved) + "; what it has not taken is lost");
@@ -996,8 +847,8 @@ void LocalAgent::end_leftovers() {
 
 void LocalAgent::set_ended(pid_t pid, int wait_status) {
   if (standby_ && standby_->set_ended(pid, wait_status)) return;
-  if (next_) next_->group->set_ended(pid, wait_status);
-  group_->set_ended(pid, wait_status);
+  if (next_) next_->workers().set_ended(pid, wait_status);
+  attempt_->workers().set_ended(pid, wait_status);
 }
 
 void LocalAgent::open_standby() {
@@ -1020,17 +871,7 @@ void LocalAgent::open_standby() {
                                           identity, current_environment()),
                                       .surroundings = link_.surroundings},
                    report_);
-}
-
-void LocalAgent::refill_standby() {
-  if (!standby_ || running() == 0 || stop_.kill_at) return;
-  if (!all_publish_ && std::ranges::find(publishers_, 0) == publishers_.end()) {
-    all_publish_ = true;
-    refill_at_ = Deadline::after(kRefillDelay);
-  }
-  if (refill_at_ && !refill_at_->expired()) return;
-  refill_at_.reset();
-  standby_->refill();
+  loop_.add(*standby_);
 }
 
 void LocalAgent::end_standby() {
@@ -1076,16 +917,16 @@ void LocalAgent::propose_lost_launcher() {
   verdict.kind =
       job_->elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.node_rank = node_rank();
-  if (plan_ || !job_->elastic()) job_->propose(round_, verdict);
+  if (round_.plan || !job_->elastic()) job_->propose(round_.number, verdict);
 }
 
 void LocalAgent::end_job(Verdict verdict) {
   if (!job_) return;
   verdict.node_rank = node_rank();
-  job_->propose(round_, verdict);
+  job_->propose(round_.number, verdict);
   // The other nodes may be about to begin the next round, after a failure
   // elsewhere.
-  job_->propose(round_ + 1, verdict);
+  job_->propose(round_.number + 1, verdict);
 }
 
 }  // namespace lockstep::internal

@@ -13,7 +13,6 @@
 
 #include "lockstep/base/endpoint.h"
 #include "lockstep/launch/nodes/job_secret.h"
-#include "lockstep/launch/nodes/metrics_token.h"
 
 namespace lockstep::internal {
 namespace {
@@ -76,7 +75,7 @@ bool is_token(std::string_view given, std::string_view wanted) {
 }
 
 std::string answer_to(std::string_view request, const std::string& token,
-                      const std::function<std::string()>& metrics) {
+                      const MetricsEndpoint::Metrics& metrics) {
   constexpr const char* kText = "text/plain; charset=utf-8";
   const std::string_view line = request.substr(0, request.find("\r\n"));
   const size_t method_end = line.find(' ');
@@ -106,12 +105,6 @@ std::string answer_to(std::string_view request, const std::string& token,
   }
   return response_of("200 OK", "text/plain; version=0.0.4; charset=utf-8",
                      metrics(), !head);
-}
-
-bool has_come(const std::vector<pollfd>& entries, int fd) {
-  return std::ranges::any_of(entries, [&](const pollfd& entry) {
-    return entry.fd == fd && entry.revents != 0;
-  });
 }
 
 }  // namespace
@@ -163,17 +156,15 @@ void MetricsEndpoint::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
-milliseconds MetricsEndpoint::most_wait() const {
-  return clients_.empty() && ignored_until_.expired() ? milliseconds::max()
-                                                      : kWithClients;
+std::optional<Deadline> MetricsEndpoint::due() const {
+  if (clients_.empty() && ignored_until_.expired()) return std::nullopt;
+  return Deadline::after(kWithClients);
 }
 
-void MetricsEndpoint::handle_poll_entries(
-    const std::vector<pollfd>& entries,
-    const std::function<std::string()>& metrics) {
+void MetricsEndpoint::handle_poll_entries(std::span<const pollfd> entries) {
   std::erase_if(clients_, [&](Client& client) {
     return client.deadline.expired() ||
-           (has_come(entries, client.socket.get()) && serve(client, metrics));
+           (has_come(entries, client.socket.get()) && serve(client));
   });
   if (has_come(entries, listener_.get())) accept_new();
 }
@@ -194,8 +185,7 @@ void MetricsEndpoint::accept_new() {
   }
 }
 
-bool MetricsEndpoint::serve(Client& client,
-                            const std::function<std::string()>& metrics) const {
+bool MetricsEndpoint::serve(Client& client) const {
   if (client.response.empty()) {
     char bytes[4096];
     const ssize_t count = ::recv(client.socket.get(), bytes, sizeof bytes, 0);
@@ -203,7 +193,7 @@ bool MetricsEndpoint::serve(Client& client,
     if (count <= 0) return true;
     client.request.append(bytes, static_cast<size_t>(count));
     if (client.request.find("\r\n\r\n") != std::string::npos) {
-      client.response = answer_to(client.request, token_, metrics);
+      client.response = answer_to(client.request, token_, metrics_);
     } else if (client.request.size() > kLongestRequest) {
       client.response =
           response_of("431 Request Header Fields Too Large", "text/plain",

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <poll.h>
-
 #include <functional>
 #include <optional>
 #include <string>
@@ -9,6 +7,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/process/event_loop.h"
 
 namespace lockstep::internal {
 
@@ -27,10 +26,13 @@ struct MetricsOptions {
 // client that must send a token does so as RFC 6750, section 2.1, has it
 // ("Authorization: Bearer TOKEN").
 //
-// For one thread, which waits in poll(). Never blocks: a client that asks or
-// reads slowly has 10 s, and the oldest of more than 64 clients is dropped.
-class MetricsEndpoint {
+// A client that asks or reads slowly has 10 s, and the oldest of more than 64
+// clients is dropped. For one thread.
+class MetricsEndpoint : public Pollable {
  public:
+  // Returns the text in Prometheus' format.
+  using Metrics = std::function<std::string()>;
+
   // Throws std::invalid_argument if the port is in use or needs privileges, if
   // the address is not one of this host, or if it needs a secret and there is
   // none; std::system_error.
@@ -38,12 +40,11 @@ class MetricsEndpoint {
 
   int port() const { return port_; }
   bool wants_token() const { return !token_.empty(); }
-  void add_poll_entries(std::vector<pollfd>& entries) const;
-  // How long poll() may wait at most; nothing is due before that.
-  std::chrono::milliseconds most_wait() const;
-  // `metrics` returns the text in Prometheus' format.
-  void handle_poll_entries(const std::vector<pollfd>& entries,
-                           const std::function<std::string()>& metrics);
+  // Must be called before this object is in a loop.
+  void set_metrics(Metrics metrics) { metrics_ = std::move(metrics); }
+  void add_poll_entries(std::vector<pollfd>& entries) const override;
+  std::optional<Deadline> due() const override;
+  void handle_poll_entries(std::span<const pollfd> entries) override;
 
  private:
   struct Client {
@@ -57,11 +58,12 @@ class MetricsEndpoint {
       : listener_(std::move(listener)), port_(port), token_(std::move(token)) {}
   void accept_new();
   // Returns whether the client is done with.
-  bool serve(Client& client, const std::function<std::string()>& metrics) const;
+  bool serve(Client& client) const;
 
   FileDescriptor listener_;
   int port_;
   std::string token_;  // that clients must send; empty if there is none
+  Metrics metrics_{};
   std::vector<Client> clients_{};
   Deadline ignored_until_ = Deadline::after(std::chrono::milliseconds(0));
 };

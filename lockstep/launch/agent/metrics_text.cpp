@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/process/process_usage.h"
+#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -21,8 +21,8 @@
 #include <utility>
 
 #include "lockstep/base/seconds_text.h"
+#include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/process/program.h"
-#include "lockstep/launch/process/wait_status.h"
 #include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
@@ -68,7 +68,7 @@ void bind_threads(pid_t pid, const std::set<int>& cpus) {
 }
 
 // Returns whether `path` is an executable that holds the code of
-// base/standby_place.h, or needs a library that does.
+// worker/standby_place.h, or needs a library that does.
 bool is_linked_with_lockstep(const std::string& path) {
   const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat status {};
@@ -131,11 +131,6 @@ void StandbyPool::refill() {
   } catch (const std::exception& error) {
     note_early_end(error.what());
   }
-}
-
-std::optional<milliseconds> StandbyPool::most_wait() const {
-  if (!lacks_one() || !not_before_) return std::nullopt;
-  return not_before_->remaining();
 }
 
 void StandbyPool::start() {
@@ -283,17 +278,12 @@ void StandbyPool::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
-void StandbyPool::handle_poll_entries(const std::vector<pollfd>& entries) {
+void StandbyPool::handle_poll_entries(std::span<const pollfd> entries) {
   for (auto member = members_.begin();
        !given_up_ && member != members_.end();) {
     // hear() may remove all members.
     Member& one = *member++;
-    if (std::ranges::any_of(entries, [&](const pollfd& entry) {
-          return one.socket && entry.fd == one.socket.get() &&
-                 entry.revents != 0;
-        })) {
-      hear(one);
-    }
+    if (one.socket && has_come(entries, one.socket.get())) hear(one);
   }
 }
 

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <poll.h>
 #include <sys/types.h>
 
-#include <chrono>
 #include <functional>
 #include <list>
 #include <optional>
@@ -14,6 +12,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/event_loop.h"
 
 namespace lockstep::internal {
 
@@ -27,9 +26,9 @@ struct StandbyPoolOptions {
 };
 
 // The standby processes of one node: they run the workers' program up to
-// init_process_group() and wait there (base/standby_place.h), so that a restart
-// need not load the program, its libraries and what else comes before that
-// call.
+// init_process_group() and wait there (worker/standby_place.h), so that a
+// restart need not load the program, its libraries and what else comes before
+// that call.
 //
 // They are started one after another, since each takes a core until it waits. A
 // process that ends before it has a place is replaced after 1 s, after 2 s the
@@ -40,9 +39,9 @@ struct StandbyPoolOptions {
 // A worker that was in init_process_group() when its attempt ended can stand by
 // for the place that it had (keep()), beside these.
 //
-// The owner reaps the processes and passes the status to set_ended(). Not
-// synchronised; for one thread, which waits in poll(). Never blocks.
-class StandbyPool {
+// The owner reaps the processes and passes the status to set_ended(). For one
+// thread.
+class StandbyPool : public Pollable {
  public:
   // Called with text for the user.
   using Report = std::function<void(const std::string& text)>;
@@ -53,9 +52,11 @@ class StandbyPool {
   // init_process_group(), and the time after an early end is over. If the
   // system refuses one, that counts as an early end.
   void refill();
-  // Until refill() can start one, if that depends on time alone. (If one is on
+  // When refill() can start one, if that depends on time alone. (If one is on
   // its way, its message comes first.)
-  std::optional<std::chrono::milliseconds> most_wait() const;
+  std::optional<Deadline> next_start() const {
+    return lacks_one() ? not_before_ : std::nullopt;
+  }
 
   struct Taken {
     ChildProcess process;
@@ -78,8 +79,8 @@ class StandbyPool {
   // Returns whether `pid` was a standby process without a place.
   bool set_ended(pid_t pid, int wait_status);
 
-  void add_poll_entries(std::vector<pollfd>& entries) const;
-  void handle_poll_entries(const std::vector<pollfd>& entries);
+  void add_poll_entries(std::vector<pollfd>& entries) const override;
+  void handle_poll_entries(std::span<const pollfd> entries) override;
 
   // Both count those in init_process_group().
   int waiting() const;  // without those that are kept
@@ -114,7 +115,7 @@ class StandbyPool {
 };
 
 // The two ends of the connection between an agent and a process that stands by
-// or can be called back (base/standby_place.h).
+// or can be called back (worker/standby_place.h).
 struct StandbySockets {
   FileDescriptor own;
   FileDescriptor theirs;  // above_standard_streams()

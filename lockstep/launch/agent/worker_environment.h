@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/nodes/round_plan.h"
+#include "lockstep/launch/nodes/round.h"
 
 namespace lockstep::internal {
 
@@ -50,9 +50,9 @@ struct WorkerIdentity {
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 
-// Returns the environment of a standby process (base/standby_place.h), without
-// LOCKSTEP_STANDBY: that of a worker, without the variables that differ between
-// workers or attempts.
+// Returns the environment of a standby process (worker/standby_place.h),
+// without LOCKSTEP_STANDBY: that of a worker, without the variables that differ
+// between workers or attempts.
 std::vector<std::string> standby_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 

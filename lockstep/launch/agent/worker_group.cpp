@@ -117,10 +117,13 @@ std::optional<StandbyPool::Taken> take_standby(StandbyPool& standby,
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RoundPlan& plan, int master_listen_fd,
+                         const std::string& store_socket,
                          const RunDirectory& directory,
                          const Surroundings& surroundings, OutputMux& mux,
                          StandbyPool* standby)
-    : first_rank_(plan.place.first_rank), oom_kills_before_(oom_kills()) {
+    : first_rank_(plan.place.first_rank),
+      standby_(standby),
+      oom_kills_before_(oom_kills()) {
   const std::vector<std::string> inherited = current_environment();
   const FileDescriptor no_input = open_null(O_RDONLY);
   open_filtered_logs(options.output, directory, plan.round, mux);
@@ -142,7 +145,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
     identity.agent_socket = options.agent_socket;
-    identity.store_socket = options.store_socket;
+    identity.store_socket = store_socket;
     identity.worker_store = options.worker_store;
     identity.signals_to_handle = options.signals_to_handle;
     const auto at = static_cast<size_t>(rank);
@@ -178,16 +181,15 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
         .inherited_fds = {identity.master_listen_fd, -1},
         .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
         .surroundings = surroundings};
-    start_worker(start, error_file, standby);
+    start_worker(start, error_file);
     workers_.back().last_lines = std::move(last_lines);
   }
-  if (standby != nullptr) standby->end_kept();
+  if (standby_ != nullptr) standby_->end_kept();
 }
 
 void WorkerGroup::start_worker(const ChildStart& start,
-                               std::filesystem::path error_file,
-                               StandbyPool* standby) {
-  if (standby == nullptr) {
+                               std::filesystem::path error_file) {
+  if (standby_ == nullptr) {
     workers_.push_back({start_program(start), std::move(error_file)});
     return;
   }
@@ -199,7 +201,7 @@ void WorkerGroup::start_worker(const ChildStart& start,
          .streams = stream_marks(start.stdout_fd, start.stderr_fd),
          .socket = std::move(socket)});
   };
-  if (auto taken = take_standby(*standby, start)) {
+  if (auto taken = take_standby(*standby_, start)) {
     ++stood_by_;
     return add(std::move(taken->process), std::move(taken->socket));
   }
@@ -252,20 +254,16 @@ void WorkerGroup::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
-void WorkerGroup::handle_poll_entries(const std::vector<pollfd>& entries,
-                                      StandbyPool& standby) {
+void WorkerGroup::handle_poll_entries(std::span<const pollfd> entries) {
   for (Worker& worker : workers_) {
-    if (std::ranges::any_of(entries, [&](const pollfd& entry) {
-          return worker.socket && entry.fd == worker.socket.get() &&
-                 entry.revents != 0;
-        })) {
-      while (hear(worker, standby)) {
+    if (worker.socket && has_come(entries, worker.socket.get())) {
+      while (hear(worker)) {
       }
     }
   }
 }
 
-bool WorkerGroup::hear(Worker& worker, StandbyPool& standby) {
+bool WorkerGroup::hear(Worker& worker) {
   using Stage = Worker::Stage;
   std::array<char, 64> bytes;
   const ssize_t count =
@@ -287,8 +285,8 @@ bool WorkerGroup::hear(Worker& worker, StandbyPool& standby) {
   } else if (words == kStandbyWaits && worker.stage == Stage::called_back &&
              !worker.process.ended() && !killed_) {
     worker.stage = Stage::kept;
-    standby.keep(std::move(worker.process), std::move(worker.socket),
-                 worker.environment);
+    standby_->keep(std::move(worker.process), std::move(worker.socket),
+                   worker.environment);
     return false;
   }
   return true;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <poll.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -13,13 +12,14 @@
 #include <vector>
 
 #include "lockstep/launch/agent/standby_pool.h"
-#include "lockstep/launch/nodes/round_plan.h"
+#include "lockstep/launch/nodes/round.h"
 #include "lockstep/launch/process/child_process.h"
+#include "lockstep/launch/process/event_loop.h"
 #include "lockstep/launch/process/output_mux.h"
 #include "lockstep/launch/process/output_options.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/run_directory.h"
-#include "lockstep/launch/watch/hung_worker.h"
+#include "lockstep/launch/watch/hang_finder.h"
 #include "lockstep/launch/watch/job_status.h"
 #include "lockstep/launch/watch/worker_failure.h"
 
@@ -35,8 +35,6 @@ struct WorkerGroupOptions {
   std::string agent_socket{};  // AgentSocket::name(); empty if there is none
   // Whether the workers get a store from the launcher: they are not Python's.
   bool serves_store = false;
-  // WorkerStoreService::name_for() of the attempt; empty if there is none.
-  std::string store_socket{};
   std::string worker_store{};       // --worker-store; empty if it was not given
   std::string signals_to_handle{};  // for the workers' environment
   // One entry for each local rank, or none if the option is not given.
@@ -49,20 +47,22 @@ struct WorkerGroupOptions {
 
 // The workers of one node in one attempt, local ranks 0 to nproc_per_node - 1.
 // Local rank 0 has the launcher's stdin, the others /dev/null: if several read
-// one terminal, each would get some of its lines by chance. Not thread-safe,
-// like ChildProcess.
+// one terminal, each would get some of its lines by chance. Reads what the
+// workers say that may be called back: one that was, and stands by, is given to
+// the StandbyPool and is not a worker of this group any more. For one thread.
 class WorkerGroup {
  public:
   // Starts every worker. If one cannot be started, kills those that were
   // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
-  // this node has rank 0, otherwise -1. Standby processes that wait become
-  // workers, local rank 0 first; `standby` is null if the launch has none. With
-  // it, no worker returns from init_process_group() before let_leave(). Throws
-  // ProgramError, std::system_error.
+  // this node has rank 0, otherwise -1. `store_socket` is the name of the
+  // WorkerStoreService, or empty. Standby processes that wait
+  // become workers, local rank 0 first; `standby` is null if the launch has
+  // none. With it, no worker returns from init_process_group() before
+  // let_leave(). Throws ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
-              int master_listen_fd, const RunDirectory& directory,
-              const Surroundings& surroundings, OutputMux& mux,
-              StandbyPool* standby);
+              int master_listen_fd, const std::string& store_socket,
+              const RunDirectory& directory, const Surroundings& surroundings,
+              OutputMux& mux, StandbyPool* standby);
 
   // From now on workers return from init_process_group() when they have made
   // their group.
@@ -72,12 +72,9 @@ class WorkerGroup {
   // again (handle_poll_entries()). Requires settle().
   void call_back();
 
-  // Reads what the workers say that may be called back. A worker that was, and
-  // stands by, is given to `standby` and is not a worker of this group any
-  // more.
+  // As those of a Pollable.
   void add_poll_entries(std::vector<pollfd>& entries) const;
-  void handle_poll_entries(const std::vector<pollfd>& entries,
-                           StandbyPool& standby);
+  void handle_poll_entries(std::span<const pollfd> entries);
 
   // Sends `signal` to the process group of every worker that has not ended. A
   // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.
@@ -141,12 +138,12 @@ class WorkerGroup {
     std::vector<std::shared_ptr<std::string>> last_lines{};
   };
 
-  void start_worker(const ChildStart& start, std::filesystem::path error_file,
-                    StandbyPool* standby);
+  void start_worker(const ChildStart& start, std::filesystem::path error_file);
   // Returns false once the worker has no more to say.
-  bool hear(Worker& worker, StandbyPool& standby);
+  bool hear(Worker& worker);
 
   int first_rank_;
+  StandbyPool* standby_;
   std::vector<Worker> workers_;
   NamedRanks named_elsewhere_{};  // by echoes of other nodes
   bool failed_ = false;

@@ -1,7 +1,6 @@
 #include "lockstep/launch/agent/worker_store_service.h"
 
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
@@ -19,14 +19,10 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr uint64_t kWorkerListener = 0;
-constexpr uint64_t kWorkerStop = 1;
+constexpr uint64_t kWorkerListener = 1;
 constexpr uint64_t kStoreLine = 2;
 constexpr uint64_t kFirstClient = 3;
-constexpr int kWorkerEventsAtOnce = 256;
 constexpr size_t kWorkerReadBytes = 16 << 10;
-// A client that always has something to say must not starve the others.
-constexpr int kWorkerReadsAtOnce = 8;
 // How many calls of a client may be under way, and how many bytes may wait for
 // the line, before no more is read from clients.
 constexpr size_t kMostUnanswered = 64;
@@ -36,20 +32,6 @@ constexpr size_t kMostLineBytes = 1 << 20;
 constexpr size_t kMostReplyBytes = 64 << 20;
 // When there was no descriptor for a client.
 constexpr std::chrono::milliseconds kRetryAccept{100};
-
-void watch_fd(int epoll, int operation, int fd, uint32_t events, uint64_t id) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = id;
-  if (epoll_ctl(epoll, operation, fd, &event) != 0) {
-    throw_errno("epoll of the workers' store");
-  }
-}
-
-FileDescriptor made(int fd, const char* what) {
-  if (fd < 0) throw_errno(what);
-  return FileDescriptor(fd);
-}
 
 }  // namespace
 
@@ -61,67 +43,38 @@ std::string WorkerStoreService::name_for(int round, int master_port) {
 
 WorkerStoreService::WorkerStoreService(const std::string& name, int round,
                                        std::shared_ptr<StoreLine> line)
-    : listener_(listen_at(name, SocketKind::stream)),
-      stop_(made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-                 "eventfd of the workers' store")),
-      epoll_(made(epoll_create1(EPOLL_CLOEXEC), "epoll of the workers' store")),
+    : EpollServer("the workers' store"),
+      listener_(listen_at(name, SocketKind::stream)),
       line_(std::move(line)),
       next_id_(kFirstClient) {
-  watch_fd(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kWorkerStop);
-  watch_fd(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN,
-           kWorkerListener);
+  watch(listener_.get(), kWorkerListener, listener_events_, EPOLLIN);
   if (line_) {
     line_output_ = encode(
         Request{.operation = Request::Operation::for_round, .number = round});
-    line_events_ = EPOLLIN | EPOLLOUT;
-    watch_fd(epoll_.get(), EPOLL_CTL_ADD, line_->fd(), line_events_,
-             kStoreLine);
+    watch(line_->fd(), kStoreLine, line_events_, EPOLLIN | EPOLLOUT);
   }
-  thread_ = quiet_thread([this] { work(); });
+  start();
 }
 
-WorkerStoreService::~WorkerStoreService() {
-  const uint64_t one = 1;
-  [[maybe_unused]] auto ignored = ::write(stop_.get(), &one, sizeof(one));
-  thread_.join();
+void WorkerStoreService::give_up() noexcept {
+  clients_.clear();
+  listener_.reset();
 }
 
-void WorkerStoreService::work() noexcept {
-  try {
-    serve_events();
-  } catch (const std::exception&) {
-    // There is no memory, or the system refuses epoll. The workers see that the
-    // store is lost.
-    clients_.clear();
-    listener_.reset();
-  }
-}
-
-void WorkerStoreService::serve_events() {
-  std::array<epoll_event, kWorkerEventsAtOnce> events;
-  while (true) {
-    const int count =
-        epoll_wait(epoll_.get(), events.data(), kWorkerEventsAtOnce, -1);
-    for (int at = 0; at < count; ++at) {
-      const auto& event = events[static_cast<size_t>(at)];
-      const uint64_t id = event.data.u64;
-      if (id == kWorkerStop) return;
-      if (id == kWorkerListener) {
-        accept_new();
-      } else if (id == kStoreLine) {
-        serve_line();
-      } else if (const auto found = clients_.find(id);
-                 found != clients_.end()) {
-        const bool hung_up = (event.events & (EPOLLHUP | EPOLLERR)) != 0;
-        if (hung_up && paused_.contains(id)) {
-          ending_.insert(id);  // nobody waits for its replies any more
-        } else {
-          serve(*found->second);
-        }
-      }
-      drop_ending();
+void WorkerStoreService::serve_event(Id id, uint32_t events) {
+  if (id == kWorkerListener) {
+    accept_new();
+  } else if (id == kStoreLine) {
+    serve_line();
+  } else if (const auto found = clients_.find(id); found != clients_.end()) {
+    const bool hung_up = (events & (EPOLLHUP | EPOLLERR)) != 0;
+    if (hung_up && paused_.contains(id)) {
+      ending_.insert(id);  // nobody waits for its replies any more
+    } else {
+      serve(*found->second);
     }
   }
+  drop_ending();
 }
 
 void WorkerStoreService::accept_new() {
@@ -133,9 +86,7 @@ void WorkerStoreService::accept_new() {
       auto client = std::make_unique<Client>();
       client->id = next_id_++;
       client->socket = std::move(socket);
-      client->awaited_events = EPOLLIN;
-      watch_fd(epoll_.get(), EPOLL_CTL_ADD, client->socket.get(), EPOLLIN,
-               client->id);
+      await_events(*client, EPOLLIN);
       clients_.emplace(client->id, std::move(client));
     }
   } catch (const std::system_error&) {
@@ -173,7 +124,7 @@ bool WorkerStoreService::answer_all(Client& client) {
       if (!message) break;
       take_call(client, *message);
     }
-    if (reads == kWorkerReadsAtOnce) return true;
+    if (reads == kReadsAtOnce) return true;
     std::array<char, kWorkerReadBytes> bytes;
     const ssize_t got =
         recv(client.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
@@ -235,7 +186,7 @@ void WorkerStoreService::serve_line() {
   if (lost_) return;
   try {
     std::set<Id> answered;
-    for (int reads = 0; reads < kWorkerReadsAtOnce; ++reads) {
+    for (int reads = 0; reads < kReadsAtOnce; ++reads) {
       std::string bytes;
       const auto progress = line_->read(bytes, kWorkerReadBytes);
       if (progress == StoreLine::Progress::closed) return lose_line();
@@ -277,15 +228,13 @@ void WorkerStoreService::flush_line() {
   const uint32_t events = progress == StoreLine::Progress::wants_output
                               ? EPOLLIN | EPOLLOUT
                               : EPOLLIN;
-  if (events == line_events_) return;
-  line_events_ = events;
-  watch_fd(epoll_.get(), EPOLL_CTL_MOD, line_->fd(), events, kStoreLine);
+  watch(line_->fd(), kStoreLine, line_events_, events);
 }
 
 void WorkerStoreService::lose_line() {
   if (lost_) return;
   lost_ = true;
-  watch_fd(epoll_.get(), EPOLL_CTL_DEL, line_->fd(), 0, kStoreLine);
+  ignore(line_->fd());
   listener_.reset();
   for (const auto& [id, client] : clients_) ending_.insert(id);
 }
@@ -311,12 +260,6 @@ void WorkerStoreService::drop_ending() {
     ending_.erase(ending_.begin());
     drop(id);
   }
-}
-
-void WorkerStoreService::await_events(Client& client, uint32_t events) {
-  if (client.awaited_events == events) return;
-  watch_fd(epoll_.get(), EPOLL_CTL_MOD, client.socket.get(), events, client.id);
-  client.awaited_events = events;
 }
 
 }  // namespace lockstep::internal

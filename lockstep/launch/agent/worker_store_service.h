@@ -6,13 +6,13 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/nodes/agent_store.h"
+#include "lockstep/launch/nodes/store/epoll_server.h"
 #include "lockstep/launch/nodes/store/worker_table.h"
-#include "lockstep/launch/nodes/store_line.h"
 #include "lockstep/worker/worker_call.h"
 
 namespace lockstep::internal {
@@ -33,16 +33,14 @@ namespace lockstep::internal {
 // connection is closed then) holds up neither the agent nor other workers. The
 // workers cannot make it use more memory than WorkerTable::kMostBytes, 64 MiB
 // of replies, and for each connection some messages.
-class WorkerStoreService {
+class WorkerStoreService : private EpollServer {
  public:
   // Listens at `name` and starts the thread. `line` is the connection to the
   // agents' store; null if the keys are here. Throws std::system_error.
   WorkerStoreService(const std::string& name, int round,
                      std::shared_ptr<StoreLine> line);
   // Closes every connection and ends the thread.
-  ~WorkerStoreService();
-  WorkerStoreService(const WorkerStoreService&) = delete;
-  WorkerStoreService& operator=(const WorkerStoreService&) = delete;
+  ~WorkerStoreService() override { stop(); }
 
   // Returns the name of the socket for an attempt of this process's job:
   //
@@ -54,19 +52,17 @@ class WorkerStoreService {
   static std::string name_for(int round, int master_port);
 
  private:
-  using Id = uint64_t;
-
   struct Client {
     Id id = 0;
     FileDescriptor socket{};
     MessageBuffer input{};
     std::string output{};
     size_t unanswered = 0;  // calls that were passed on
-    uint32_t awaited_events = 0;
+    std::optional<uint32_t> awaited_events{};
   };
 
-  void work() noexcept;
-  void serve_events();
+  void serve_event(Id id, uint32_t events) override;
+  void give_up() noexcept override;
   void accept_new();
   void serve(Client& client);
   // The next two return whether the client's connection lives on.
@@ -81,15 +77,16 @@ class WorkerStoreService {
   void lose_line();
   void drop(Id id);
   void drop_ending();
-  void await_events(Client& client, uint32_t events);
+  void await_events(Client& client, uint32_t events) {
+    watch(client.socket.get(), client.id, client.awaited_events, events);
+  }
 
   FileDescriptor listener_;
-  FileDescriptor stop_;
-  FileDescriptor epoll_;
+  std::optional<uint32_t> listener_events_{};
   std::shared_ptr<StoreLine> line_;
   MessageBuffer line_input_{};
   std::string line_output_{};
-  uint32_t line_events_ = 0;
+  std::optional<uint32_t> line_events_{};
   bool lost_ = false;
   // The sums of Client::output's bytes and of Client::unanswered.
   size_t output_bytes_ = 0;
@@ -101,7 +98,6 @@ class WorkerStoreService {
   // has taken what waits for it.
   std::set<Id> paused_;
   std::set<Id> ending_;  // to be dropped after the event under way
-  std::thread thread_;
 };
 
 }  // namespace lockstep::internal

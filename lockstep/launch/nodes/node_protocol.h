@@ -15,8 +15,7 @@
 #include "lockstep/base/awake_clock.h"
 #include "lockstep/launch/nodes/agent_store.h"
 #include "lockstep/launch/nodes/elastic_rules.h"
-#include "lockstep/launch/nodes/round_plan.h"
-#include "lockstep/launch/nodes/verdict.h"
+#include "lockstep/launch/nodes/round.h"
 #include "lockstep/launch/watch/worker_failure.h"
 
 namespace lockstep::internal {

@@ -2,7 +2,7 @@
 
 #include "lockstep/base/module.h"
 #include "lockstep/launch/nodes/agent_store.h"
-#include "lockstep/launch/nodes/metrics_token.h"
+#include "lockstep/launch/nodes/job_secret.h"
 
 namespace lockstep::internal {
 namespace {

@@ -14,11 +14,22 @@
 #include <utility>
 
 #include "lockstep/base/quiet_thread.h"
-#include "lockstep/launch/process/exec_pointers.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
 namespace {
+
+// Returns argv or envp for execve(): pointers into `strings`, which must
+// outlive them, and a null at the end.
+std::vector<char*> exec_pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  result.reserve(strings.size() + 1);
+  for (const auto& text : strings) {
+    result.push_back(const_cast<char*>(text.c_str()));
+  }
+  result.push_back(nullptr);
+  return result;
+}
 
 constexpr int kFailedToExecute = 127;
 constexpr size_t kStackBytes = 64 * 1024;

@@ -30,12 +30,6 @@ bool write_file(int fd, std::string_view bytes) {
   return true;
 }
 
-bool is_ready(const std::vector<pollfd>& entries, int fd, short events) {
-  return std::any_of(entries.begin(), entries.end(), [&](const pollfd& entry) {
-    return entry.fd == fd && (entry.events & events) != 0 && entry.revents != 0;
-  });
-}
-
 bool writable_now(int fd) {
   pollfd entry{fd, POLLOUT, 0};
   return poll(&entry, 1, 0) == 1;
@@ -112,9 +106,9 @@ void OutputMux::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
-void OutputMux::handle_poll_entries(const std::vector<pollfd>& entries) {
+void OutputMux::handle_poll_entries(std::span<const pollfd> entries) {
   for (Stream& stream : streams_) {
-    if (stream.pipe && is_ready(entries, stream.pipe.get(), POLLIN)) {
+    if (stream.pipe && has_come(entries, stream.pipe.get())) {
       read_stream(stream);
     }
   }
@@ -127,10 +121,7 @@ void OutputMux::handle_poll_entries(const std::vector<pollfd>& entries) {
 std::optional<Deadline> OutputMux::due() const {
   std::optional<Deadline> first;
   for (const Stream& stream : streams_) {
-    if (stream.due &&
-        (!first || stream.due->remaining() < first->remaining())) {
-      first = stream.due;
-    }
+    first = earliest({first, stream.due});
   }
   return first;
 }

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <poll.h>
-
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -12,6 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/process/event_loop.h"
 
 namespace lockstep::internal {
 
@@ -35,9 +34,8 @@ namespace lockstep::internal {
 // reason, such as a full disk, that output is dropped and the workers go on; a
 // notice says so once for each.
 //
-// Driven by an event loop of one thread: add_poll_entries(), poll(),
-// handle_poll_entries(). Requires SIGPIPE blocked or ignored.
-class OutputMux {
+// For one thread. Requires SIGPIPE blocked or ignored.
+class OutputMux : public Pollable {
  public:
   // Called with a line for the user.
   using Notice = std::function<void(const std::string& text)>;
@@ -68,13 +66,10 @@ class OutputMux {
   void duplicate_lines(Console console, std::vector<std::string> filters,
                        LogFile log_file);
 
-  // Appends what poll() must watch.
-  void add_poll_entries(std::vector<pollfd>& entries) const;
-  // Returns when handle_poll_entries() must be called, though nothing is ready:
-  // a part of a line is due then.
-  std::optional<Deadline> due() const;
-  // Serves those of `entries` that are ready and belong to this mux.
-  void handle_poll_entries(const std::vector<pollfd>& entries);
+  void add_poll_entries(std::vector<pollfd>& entries) const override;
+  // Returns when a part of a line is to be shown.
+  std::optional<Deadline> due() const override;
+  void handle_poll_entries(std::span<const pollfd> entries) override;
   // Ends the line that is shown without its end, if there is one, because
   // something else is about to be written to the console.
   void end_open_line();

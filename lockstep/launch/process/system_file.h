@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -32,5 +34,15 @@ std::vector<std::string> names_in(const std::filesystem::path& folder);
 // Returns the numbers of a list of CPUs or nodes such as "0-3,8", in its order;
 // empty if it is no such list.
 std::vector<int> numbers_of(const std::string& list);
+
+// The time and memory that a process has used, by /proc/PID/stat.
+struct ProcessUsage {
+  int64_t cpu_ns = 0;  // of all its threads, in user and system mode
+  int64_t resident_bytes = 0;
+  char state = '?';  // "R", "S", "D", "T" (stopped), "Z"
+};
+
+// Returns nothing if there is no such process.
+std::optional<ProcessUsage> usage_of(pid_t pid);
 
 }  // namespace lockstep::internal

@@ -24,12 +24,6 @@ constexpr size_t kMostAskers = 512;
 constexpr size_t kPacketBytes = 32 << 10;
 constexpr std::chrono::milliseconds kIgnoredTime{1000};
 
-bool has_come(const std::vector<pollfd>& entries, int fd) {
-  return std::ranges::any_of(entries, [&](const pollfd& entry) {
-    return entry.fd == fd && entry.revents != 0;
-  });
-}
-
 }  // namespace
 
 std::string AgentSocket::name_part(const std::string& run_id) {
@@ -48,9 +42,10 @@ const std::string& AgentSocket::mark() {
   return digits;
 }
 
-AgentSocket::AgentSocket(const std::string& run_id)
+AgentSocket::AgentSocket(const std::string& run_id, Respond respond)
     : name_(std::string(kPrefix) + std::to_string(geteuid()) + "/" +
             std::to_string(getpid()) + "/" + mark() + "/" + name_part(run_id)),
+      respond_(std::move(respond)),
       listener_(listen_at(name_)) {}
 
 void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
@@ -63,20 +58,19 @@ void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
-std::optional<std::chrono::milliseconds> AgentSocket::most_wait() const {
+std::optional<Deadline> AgentSocket::due() const {
   if (!ignored_until_ || ignored_until_->expired()) return std::nullopt;
-  return ignored_until_->remaining();
+  return ignored_until_;
 }
 
-void AgentSocket::handle_poll_entries(const std::vector<pollfd>& entries,
-                                      const Respond& respond) {
+void AgentSocket::handle_poll_entries(std::span<const pollfd> entries) {
   std::erase_if(askers_, [&](Asker& asker) {
-    return has_come(entries, asker.socket.get()) && serve(asker, respond);
+    return has_come(entries, asker.socket.get()) && serve(asker);
   });
-  if (has_come(entries, listener_.get())) accept_new(respond);
+  if (has_come(entries, listener_.get())) accept_new();
 }
 
-bool AgentSocket::serve(Asker& asker, const Respond& respond) {
+bool AgentSocket::serve(Asker& asker) const {
   try {
     if (!asker.rest.empty()) return send_rest(asker);
     std::array<std::byte, kQuestionBytes> bytes;
@@ -86,7 +80,7 @@ bool AgentSocket::serve(Asker& asker, const Respond& respond) {
         packet.bytes <= bytes.size()) {
       const std::string question(reinterpret_cast<const char*>(bytes.data()),
                                  packet.bytes);
-      Answer answer = respond(question, peer_of(asker.socket).pid);
+      Answer answer = respond_(question, peer_of(asker.socket).pid);
       asker.rest = std::move(answer.json);
       return send_rest(asker, answer.descriptor);
     }
@@ -111,12 +105,12 @@ bool AgentSocket::send_rest(Asker& asker, int descriptor) {
   return true;
 }
 
-void AgentSocket::accept_new(const Respond& respond) {
+void AgentSocket::accept_new() {
   try {
     while (FileDescriptor socket = accept_from(listener_)) {
       const uid_t user = user_of_peer(socket);
       Asker asker{std::move(socket)};
-      if ((user != geteuid() && user != 0) || serve(asker, respond)) continue;
+      if ((user != geteuid() && user != 0) || serve(asker)) continue;
       if (askers_.size() == kMostAskers) askers_.erase(askers_.begin());
       askers_.push_back(std::move(asker));
     }

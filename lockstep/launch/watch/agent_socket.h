@@ -1,9 +1,7 @@
 #pragma once
 
-#include <poll.h>
 #include <sys/types.h>
 
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -13,6 +11,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/process/event_loop.h"
 
 namespace lockstep::internal {
 
@@ -31,8 +30,8 @@ namespace lockstep::internal {
 // common, and their process ids may be equal.
 // It vanishes with the agent. Only this user and root get answers.
 //
-// For one thread, which waits in poll(). Never blocks.
-class AgentSocket {
+// For one thread.
+class AgentSocket : public Pollable {
  public:
   static constexpr std::string_view kPrefix = "lockstep-agent/";
   // A question is not longer than this, and an answer not than the other: the
@@ -54,14 +53,12 @@ class AgentSocket {
   static std::string name_part(const std::string& run_id);
 
   // Throws std::system_error if there is no socket.
-  explicit AgentSocket(const std::string& run_id);
+  AgentSocket(const std::string& run_id, Respond respond);
 
   const std::string& name() const { return name_; }
-  void add_poll_entries(std::vector<pollfd>& entries) const;
-  void handle_poll_entries(const std::vector<pollfd>& entries,
-                           const Respond& respond);
-  // Until other entries are to be polled, if that depends on time alone.
-  std::optional<std::chrono::milliseconds> most_wait() const;
+  void add_poll_entries(std::vector<pollfd>& entries) const override;
+  std::optional<Deadline> due() const override;
+  void handle_poll_entries(std::span<const pollfd> entries) override;
 
  private:
   struct Asker {
@@ -70,11 +67,12 @@ class AgentSocket {
   };
 
   // Both return whether nothing more is expected of the asker.
-  bool serve(Asker& asker, const Respond& respond);
+  bool serve(Asker& asker) const;
   static bool send_rest(Asker& asker, int descriptor = -1);
-  void accept_new(const Respond& respond);
+  void accept_new();
 
   std::string name_;
+  Respond respond_;
   FileDescriptor listener_;
   std::vector<Asker> askers_;
   // Set after there was no descriptor for a new asker.

@@ -14,7 +14,7 @@
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/seconds_text.h"
 #include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/process/process_usage.h"
+#include "lockstep/launch/process/system_file.h"
 #include "lockstep/launch/watch/rank_stacks.h"
 
 namespace lockstep::internal {

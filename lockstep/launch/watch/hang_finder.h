@@ -4,15 +4,28 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/watch/hang_watch.h"
-#include "lockstep/launch/watch/hung_worker.h"
 #include "lockstep/launch/watch/job_status.h"
 #include "lockstep/worker/status_board.h"
 
 namespace lockstep::internal {
+
+// A worker that was found to hang.
+struct HungWorker {
+  int local_rank = 0;
+  // For people: for how long it has made no progress, what it does, and on
+  // further lines what the others do.
+  std::string message{};
+  // The frames of its main thread, the innermost first; empty if it did not
+  // answer.
+  std::vector<std::string> stack{};
+  // It waits in an operation, maybe for a rank of another node.
+  bool waits_for_others = false;
+};
 
 // Watches the progress of the workers of one attempt on this node, and says
 // which of them hang (HangWatch has the rules). A worker tells of its progress

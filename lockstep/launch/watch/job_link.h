@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/watch/job_owner.h"
 #include "lockstep/launch/watch/job_status.h"
 #include "lockstep/worker/status_board.h"
 
@@ -40,6 +39,33 @@ std::vector<RunningJob> running_jobs();
 // std::invalid_argument, with the jobs that there are, if this names none or
 // several.
 RunningJob find_job(const std::optional<std::string>& which);
+
+// The user whose job a command looks at, with the rights that go with it. Root
+// may look at the jobs of all users, but what a job names, a file or a program,
+// must not become root's to read, move or run. (Groups that the user has beside
+// its first one are not among these rights.)
+struct JobOwner {
+  uid_t user = 0;
+  gid_t group = 0;
+};
+
+// If this process is root's, gives it the rights of `owner` for good, also for
+// the programs that it starts. Throws std::system_error.
+void give_up_root(const JobOwner& owner);
+
+// While it lives, a process of root's has the rights of `owner` for files.
+// Other processes' rights, and the rights to signal this one, stay as they are.
+class OwnersRights {
+ public:
+  // Throws std::system_error.
+  explicit OwnersRights(const JobOwner& owner);
+  ~OwnersRights();
+  OwnersRights(const OwnersRights&) = delete;
+  OwnersRights& operator=(const OwnersRights&) = delete;
+
+ private:
+  bool taken_;
+};
 
 // Asks an agent, and blocks for its answer. Throws std::runtime_error with one
 // line if the agent has ended, refuses, or does not answer in time.

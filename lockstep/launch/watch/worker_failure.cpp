@@ -15,7 +15,7 @@
 #include "lockstep/base/left_file.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 #include "lockstep/worker/native_stack.h"
 
 namespace lockstep::internal {

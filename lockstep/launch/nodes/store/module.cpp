@@ -10,7 +10,7 @@
 
 #include "lockstep/base/endpoint.h"
 #include "lockstep/launch/nodes/agent_store.h"
-#include "lockstep/launch/nodes/metrics_token.h"
+#include "lockstep/launch/nodes/job_secret.h"
 #include "lockstep/launch/nodes/store/store_client.h"
 #include "lockstep/launch/nodes/store/store_server.h"
 

@@ -31,8 +31,8 @@ struct Request {
     // Answered once one of `keys` has changed after change `number`, or once
     // the next request of the connection comes.
     await_change = 7,
-    // The next three are for the workers' store (base/worker_call.h). From now
-    // on this connection makes calls of workers in round `number`.
+    // The next three are for the workers' store (worker/worker_call.h). From
+    // now on this connection makes calls of workers in round `number`.
     for_round = 8,
     // A worker's connection of number `number`, at the agent that sends this,
     // makes the call `value`. Answered by worker_reply, maybe later.

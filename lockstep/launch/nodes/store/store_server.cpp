@@ -3,11 +3,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -19,16 +17,13 @@ namespace {
 using std::chrono::milliseconds;
 using Progress = StoreChannel::Progress;
 
-constexpr uint64_t kListener = 0;
-constexpr uint64_t kStop = 1;
+constexpr const char* kWhat = "the agents' store";
+constexpr uint64_t kListener = 1;
 constexpr uint64_t kTrusted = 2;
 constexpr uint64_t kFirstConnection = 3;
-constexpr int kEventsAtOnce = 256;
 // The payload of a record of TLS, so that none is read in part.
 constexpr size_t kReadBytes = 16 << 10;
-// Neither a connection that always has something to say, nor those that come,
-// must starve the others.
-constexpr int kReadsAtOnce = 8;
+// Those that come must not starve the others.
 constexpr int kAcceptsAtOnce = 64;
 constexpr size_t kMostHelloBytes = 64;
 constexpr milliseconds kLook{250};  // while a connection is due
@@ -64,49 +59,24 @@ bool is_end_of_process(int socket, bool was_silent) {
          (info.tcpi_state == TCP_CLOSE && !was_silent);
 }
 
-void watch(int epoll, int operation, int fd, uint32_t events, uint64_t id) {
-  epoll_event event{};
-  event.events = events;
-  event.data.u64 = id;
-  if (epoll_ctl(epoll, operation, fd, &event) != 0) {
-    throw_errno("epoll of the agents' store");
-  }
-}
-
-FileDescriptor checked(int fd, const char* what) {
-  if (fd < 0) throw_errno(what);
-  return FileDescriptor(fd);
-}
-
 }  // namespace
 
 StoreServer::StoreServer(FileDescriptor listener, FileDescriptor own,
                          const std::optional<std::string>& secret,
                          StoreServerLimits limits)
-    : limits_(limits),
+    : EpollServer(kWhat),
+      limits_(limits),
       listener_(std::move(listener)),
-      stop_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-                    "eventfd of the agents' store")),
-      news_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
-                    "eventfd of the agents' store")),
-      epoll_(
-          checked(epoll_create1(EPOLL_CLOEXEC), "epoll of the agents' store")),
+      news_(make_event_fd(kWhat)),
       awake_(kLongestStep),
       next_id_(kFirstConnection) {
   if (secret) tls_.emplace(TlsSettings::Side::server, *secret);
   stop_blocking(listener_.get());
-  watch(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStop);
-  watch(epoll_.get(), EPOLL_CTL_ADD, news_.get(), EPOLLIN, kTrusted);
-  watch(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN, kListener);
+  watch(news_.get(), kTrusted, news_events_, EPOLLIN);
+  watch(listener_.get(), kListener, listener_events_, EPOLLIN);
   Connection& trusted = adopt(std::move(own), nullptr);
   await_events(trusted, EPOLLIN);
-  thread_ = quiet_thread([this] { work(); });
-}
-
-StoreServer::~StoreServer() {
-  const uint64_t one = 1;
-  [[maybe_unused]] auto ignored = ::write(stop_.get(), &one, sizeof(one));
-  thread_.join();
+  start();
 }
 
 void StoreServer::serve_too(FileDescriptor socket) {
@@ -129,43 +99,28 @@ void StoreServer::adopt_trusted() {
   }
 }
 
-void StoreServer::work() noexcept {
-  try {
-    serve_events();
-  } catch (const std::exception&) {
-    // There is no memory, or the system refuses epoll. The agents, this one
-    // too, see that the store is lost.
-    connections_.clear();
-    listener_.reset();
-  }
+void StoreServer::give_up() noexcept {
+  connections_.clear();
+  listener_.reset();
 }
 
-void StoreServer::serve_events() {
-  std::array<epoll_event, kEventsAtOnce> events;
-  while (true) {
-    const bool looks = !dated_.empty() || ignored_until_;
-    const int count = epoll_wait(epoll_.get(), events.data(), kEventsAtOnce,
-                                 looks ? static_cast<int>(kLook.count()) : -1);
-    awake_.tick(Clock::now());
-    for (int at = 0; at < count; ++at) {
-      const uint64_t id = events[static_cast<size_t>(at)].data.u64;
-      if (id == kStop) return;
-      if (id == kTrusted) {
-        adopt_trusted();
-        continue;
-      }
-      if (id == kListener) {
-        accept_new();
-        continue;
-      }
-      // An earlier event may have dropped it.
-      const auto found = connections_.find(id);
-      if (found != connections_.end() && !serve(*found->second)) drop(id);
-    }
-    listen_again();
-    // After the events: what has come while this process was stopped counts.
-    drop_overdue();
-  }
+int StoreServer::longest_wait() const {
+  return !dated_.empty() || ignored_until_ ? static_cast<int>(kLook.count())
+                                           : -1;
+}
+
+void StoreServer::serve_event(Id id, uint32_t /*events*/) {
+  if (id == kTrusted) return adopt_trusted();
+  if (id == kListener) return accept_new();
+  // An earlier event may have dropped it.
+  const auto found = connections_.find(id);
+  if (found != connections_.end() && !serve(*found->second)) drop(id);
+}
+
+void StoreServer::end_events() {
+  listen_again();
+  // After the events: what has come while this process was stopped counts.
+  drop_overdue();
 }
 
 void StoreServer::accept_new() {
@@ -175,7 +130,7 @@ void StoreServer::accept_new() {
     if (!socket) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOMEM ||
           errno == ENOBUFS) {
-        watch(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), 0, kListener);
+        watch(listener_.get(), kListener, listener_events_, 0);
         ignored_until_ = awake_.awake() + kIgnoredTime;
       }
       return;
@@ -466,18 +421,10 @@ void StoreServer::set_due(Connection& connection) {
   }
 }
 
-void StoreServer::await_events(Connection& connection, uint32_t events) {
-  if (connection.awaited_events == events) return;
-  watch(epoll_.get(),
-        connection.awaited_events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD,
-        connection.channel.fd(), events, connection.id);
-  connection.awaited_events = events;
-}
-
 void StoreServer::listen_again() {
   if (!ignored_until_ || *ignored_until_ > awake_.awake()) return;
   ignored_until_.reset();
-  watch(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), EPOLLIN, kListener);
+  watch(listener_.get(), kListener, listener_events_, EPOLLIN);
 }
 
 void StoreServer::drop_overdue() {

@@ -9,12 +9,12 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include "lockstep/base/awake_clock.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/nodes/store/epoll_server.h"
 #include "lockstep/launch/nodes/store/key_table.h"
 #include "lockstep/launch/nodes/store/store_channel.h"
 #include "lockstep/launch/nodes/store/store_message.h"
@@ -40,10 +40,10 @@ struct StoreServerLimits {
 };
 
 // The agents' store: answers the requests of store_message.h at a socket that
-// listens, in one thread that waits in epoll. Connections that send what is not
-// a request, or are slow with it, are dropped; the others do not notice. A
-// connection takes at most two messages of memory, and some bytes for each
-// worker that waits at its agent.
+// listens, in one thread. Connections that send what is not a request, or are
+// slow with it, are dropped; the others do not notice. A connection takes at
+// most two messages of memory, and some bytes for each worker that waits at its
+// agent.
 //
 // Keeps the keys of the workers too, apart from those of the agents: a table
 // for each round, from the first call to the end of the last connection for
@@ -55,7 +55,7 @@ struct StoreServerLimits {
 //
 // The time in which this process is stopped (SIGSTOP) does not count against
 // any connection.
-class StoreServer {
+class StoreServer : private EpollServer {
  public:
   // Starts the thread. `listener` listens already. `own` is the server's end of
   // a socket pair, whose other end this process uses; it is trusted without a
@@ -65,9 +65,7 @@ class StoreServer {
               const std::optional<std::string>& secret,
               StoreServerLimits limits = {});
   // Closes every connection and ends the thread.
-  ~StoreServer();
-  StoreServer(const StoreServer&) = delete;
-  StoreServer& operator=(const StoreServer&) = delete;
+  ~StoreServer() override { stop(); }
 
   // Serves one more connection that is trusted without a secret: `socket` is
   // this side's end of a socket pair. Any thread.
@@ -80,13 +78,11 @@ class StoreServer {
 
  private:
   using Clock = AwakeClock::Clock;
-  using Id = uint64_t;  // of a connection; never used twice
-
   struct Connection {
     Id id = 0;
     StoreChannel channel;
     bool is_stranger = true;
-    uint32_t awaited_events = 0;  // of epoll
+    std::optional<uint32_t> awaited_events{};
     MessageBuffer input{};
     std::string output{};
     // Set while Operation::await_change has not been answered.
@@ -99,8 +95,11 @@ class StoreServer {
     std::optional<Clock::duration> due{};
   };
 
-  void work() noexcept;
-  void serve_events();
+  void serve_event(Id id, uint32_t events) override;
+  int longest_wait() const override;
+  void begin_events() override { awake_.tick(Clock::now()); }
+  void end_events() override;
+  void give_up() noexcept override;
   void accept_new();
   void adopt_trusted();
   Connection& adopt(FileDescriptor socket, const TlsSettings* tls);
@@ -121,16 +120,19 @@ class StoreServer {
   void leave_round(const Connection& connection);
   void tell_waiters(const std::string& key);
   void set_due(Connection& connection);
-  void await_events(Connection& connection, uint32_t events);
+  void await_events(Connection& connection, uint32_t events) {
+    watch(connection.channel.fd(), connection.id, connection.awaited_events,
+          events);
+  }
   void listen_again();
   void drop_overdue();
 
   StoreServerLimits limits_;
   std::optional<TlsSettings> tls_;
   FileDescriptor listener_;
-  FileDescriptor stop_;
+  std::optional<uint32_t> listener_events_{};
   FileDescriptor news_;  // readable: something is in trusted_
-  FileDescriptor epoll_;
+  std::optional<uint32_t> news_events_{};
   // Set after there was no descriptor for a new connection.
   std::optional<Clock::duration> ignored_until_{};
   AwakeClock awake_;
@@ -157,7 +159,6 @@ class StoreServer {
   std::set<Id> strangers_;  // the oldest first
   std::set<Id> dated_;      // the connections with a `due`
   std::unordered_map<std::string, std::set<Id>> waiters_;  // by key
-  std::thread thread_;
 };
 
 }  // namespace lockstep::internal

@@ -1,4 +1,4 @@
-#include "lockstep/launch/process/wait_status.h"
+#include "lockstep/launch/process/exit_code.h"
 
 #include <string.h>
 #include <sys/wait.h>

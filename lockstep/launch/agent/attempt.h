@@ -1,0 +1,149 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/agent/standby_pool.h"
+#include "lockstep/launch/agent/worker_group.h"
+#include "lockstep/launch/agent/worker_store_service.h"
+#include "lockstep/launch/nodes/round.h"
+#include "lockstep/launch/process/event_loop.h"
+#include "lockstep/launch/process/output_mux.h"
+#include "lockstep/launch/process/run_directory.h"
+#include "lockstep/launch/process/store_port.h"
+#include "lockstep/launch/watch/hang_finder.h"
+#include "lockstep/worker/status_board.h"
+
+namespace lockstep::internal {
+
+struct AttemptOptions {
+  WorkerGroupOptions workers{};
+  // After a signal from the user or the scheduler was forwarded: how long the
+  // workers have until SIGKILL, for example for a last snapshot.
+  std::chrono::milliseconds shutdown_timeout{30'000};
+  // After a worker failed: how long the others have from SIGTERM to SIGKILL.
+  // This is short, as they mostly wait for the worker that is gone.
+  std::chrono::milliseconds failure_shutdown_timeout{500};
+  // How long a worker may make no progress (hang_finder.h). None means for
+  // ever.
+  std::optional<std::chrono::milliseconds> hang_timeout{};
+};
+
+// The parts of an agent that its attempts share. They outlive them all.
+struct AgentParts {
+  const AttemptOptions& options;
+  const RunDirectory& directory;
+  const Surroundings& surroundings;
+  OutputMux& mux;
+  const std::function<void(const std::string& text)>& report;
+  StatusBoard* board;    // null if nobody can look
+  StandbyPool* standby;  // null if the launch has no standby processes
+  bool is_alone;         // there are no other nodes
+};
+
+// The workers of one attempt on this node, what they meet at, how they are
+// watched and how far their stopping has come. Each attempt is an object of its
+// own, so nothing is left of the one before. It decides nothing: the agent
+// tells it to stop, and why. For one thread.
+class Attempt : public Pollable {
+ public:
+  // Starts the workers, which wait in init_process_group() until begin(): those
+  // of the attempt before may still be ending. `port` is where rank 0 opens its
+  // store, if this node has rank 0. Throws what WorkerGroup and
+  // WorkerStoreService throw, and leaves workers to be reaped then.
+  Attempt(const AgentParts& parts, const RoundPlan& plan,
+          std::optional<StorePort> port);
+
+  // The workers of the attempt before have ended: lets these leave
+  // init_process_group() and begins to watch them.
+  void begin();
+
+  const RoundPlan& plan() const { return plan_; }
+  WorkerGroup& workers() { return workers_; }
+  const WorkerGroup& workers() const { return workers_; }
+  // Workers have not ended, and there is still a way to end them.
+  bool goes_on() const;
+  std::vector<WorkerStatus> statuses() const;
+  // The number of OutputMux::streams() before the workers had any.
+  size_t earlier_streams() const { return earlier_streams_; }
+  // Returns whether `asker` may publish in the place of worker `local_rank`.
+  bool claim(int local_rank, pid_t asker);
+
+  // Holds the workers (SIGSTOP) or lets them go on (SIGCONT), unless they are
+  // being stopped.
+  void suspend(bool suspended);
+
+  // The three ways to stop; each is for an attempt that is not stopping().
+  // Forwards a signal that ends the job.
+  void stop_by_signal(int signal);
+  // The members of the job change. The program may save a last snapshot.
+  void stop_for_members();
+  // A worker here or elsewhere has failed. `calls_back`: workers in
+  // init_process_group() are kept for the next attempt.
+  void stop_after_failure(bool calls_back);
+  // Sends SIGKILL at the next enforce_deadline(), however the attempt is being
+  // stopped.
+  void kill_now();
+  // Sends SIGTERM to the workers that were to end by themselves
+  // (WorkerGroup::spare_named()).
+  void end_sparing();
+  bool stopping() const { return stop_.has_value(); }
+  bool stopped_by_signal() const { return stop_ && stop_->signal != 0; }
+
+  // Must be called after each wait: ends workers that hang and refills the
+  // standby pool, unless the attempt is being stopped.
+  void watch();
+  // Must be called after each wait, too: kills workers whose time is over.
+  void enforce_deadline();
+
+  void add_poll_entries(std::vector<pollfd>& entries) const override;
+  // Returns when watch() or enforce_deadline() has something to do.
+  std::optional<Deadline> due() const override;
+  void handle_poll_entries(std::span<const pollfd> entries) override;
+
+ private:
+  // How far the stopping has come.
+  struct Stop {
+    int signal = 0;                       // the forwarded one, or 0 for SIGTERM
+    std::chrono::milliseconds allowed{};  // until SIGKILL
+    Deadline kill_at = Deadline::after(allowed);
+    // When the workers that may end by themselves get SIGTERM.
+    std::optional<Deadline> spared_until{};
+    bool at_once = false;  // no time is allowed any more
+    bool killed = false;
+    bool given_up = false;
+  };
+
+  // Begins to serve the workers a store, if they get one.
+  std::unique_ptr<WorkerStoreService> serve_store();
+  void look_for_hangs();
+  // Starts what the pool lacks, once the attempt has begun: before that, its
+  // workers need the cores.
+  void refill_standby();
+
+  const AgentParts parts_;
+  const RoundPlan plan_;
+  const size_t earlier_streams_;
+  std::optional<StorePort> port_;
+  std::string store_socket_{};  // WorkerStoreService::name_for(), or empty
+  std::unique_ptr<WorkerStoreService> store_;
+  WorkerGroup workers_;
+  // The processes that publish on the board, by local rank; 0 if there is
+  // none yet.
+  std::vector<pid_t> publishers_;
+  bool has_begun_ = false;
+  bool suspended_ = false;
+  std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
+  bool all_publish_ = false;
+  std::optional<Deadline> refill_at_{};  // nothing: it may be done now
+  std::optional<Stop> stop_{};
+};
+
+}  // namespace lockstep::internal
