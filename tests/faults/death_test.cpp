@@ -90,7 +90,7 @@ TEST_P(Deaths, PeersOfAKilledRankFailAndNameIt) {
 TEST_P(Deaths, PeersOfAStoppedRankNameItAtTheDeadline) {
   auto& job = make();
   const int victim = choose_victim();
-  job.start("loop", {"timeout=1200"});
+  job.start("loop", {"timeout=1200", "together=1"});
   job.await("ready");
   let_run();
   job.rank(victim).signal(SIGSTOP);

@@ -77,7 +77,7 @@ class Calls : public WaysTest {
                                       folder().string()};
     };
     arguments.push_back("odd=" + std::to_string(kOdd));
-    arguments.push_back("timeout=1500");
+    arguments.insert(arguments.end(), {"timeout=1500", "together=1"});
     job.start(scenario, arguments);
     return job;
   }

@@ -2,8 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/packet_socket.h"
 
 namespace lockstep::internal::testing {
 
@@ -40,10 +45,28 @@ int Arguments::get(const std::string& name, int otherwise) const {
   return found == values_.end() ? otherwise : found->second;
 }
 
+namespace {
+
+void await_all_started() {
+  const auto name = [](int peer) {
+    return std::string("lockstep-test-job-") + std::getenv("MASTER_PORT") +
+           "-" + std::to_string(peer);
+  };
+  static const auto own = listen_at(name(own_rank()));
+  const auto deadline = Deadline::after(std::chrono::seconds(20));
+  for (int peer = 0; peer < std::stoi(std::getenv("WORLD_SIZE")); ++peer) {
+    while (!connect_to(name(peer)) && !deadline.expired()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+}
+
+}  // namespace
 }  // namespace lockstep::internal::testing
 
 int main(int argc, char** argv) {
-  return lockstep::internal::testing::run(
-      argv[1], argv[2],
-      lockstep::internal::testing::Arguments({argv + 3, argv + argc}));
+  using namespace lockstep::internal::testing;
+  const Arguments given({argv + 3, argv + argc});
+  if (given.get("together")) await_all_started();
+  return run(argv[1], argv[2], given);
 }

@@ -29,7 +29,8 @@ class Arguments {
 };
 
 // The program itself, with its arguments "SCENARIO BACKEND NAME=N ...". Returns
-// the exit status.
+// the exit status. With together=1 it is called when all ranks have started, so
+// that a short `timeout` does not include the time that LibTorch takes to load.
 int run(const std::string& scenario, const std::string& backend,
         const Arguments& given);
 

@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -61,12 +62,13 @@ class Training : public WaysTest {
       if (rank == kOdd) continue;
       const auto text = job_->said(rank, "failed");
       EXPECT_THAT(text, StartsWith(place));
-      EXPECT_THAT(text, HasSubstr(words));
+      EXPECT_THAT(text, ContainsRegex(words));
     }
   }
   void expect_death_seen(const std::string& place) {
     job_->rank(kOdd).await_output("harm");
-    expect_failures(place, after_death(), odd_rank() + " died");
+    // A peer that failed first may have ended before the other looks.
+    expect_failures(place, after_death(), "rank(s 0 and)? 1( and 2)? died");
   }
   void expect_stopped() {
     job_->rank(kOdd).await_output("harm");
@@ -107,7 +109,7 @@ TEST_P(Backward, PeersOfARankKilledInBackwardFailInIt) {
 TEST_P(Backward, ARankStoppedInBackwardIsNamedAtTheDeadline) {
   for (const auto& size : sizes()) {
     SCOPED_TRACE(size);
-    auto& job = start("stop", {size, "timeout=1200"});
+    auto& job = start("stop", {size, "timeout=1200", "together=1"});
     job.rank(kOdd).await_output("harm");
     expect_failures("backward 3: ", seconds(10), names() ? odd_rank() : "");
     for (int rank : {0, 2}) {
@@ -182,7 +184,8 @@ TEST_P(Losses, ARankThatLeavesEarlyIsNamed) {
 }
 
 TEST_P(Losses, ARankThatWaitsElsewhereIsNamedWithWhatItCalled) {
-  auto& job = start("barrier", {names() ? "timeout=300000" : "timeout=1500"});
+  auto& job = start(
+      "barrier", {names() ? "timeout=300000" : "timeout=1500", "together=1"});
   job.rank(kOdd).await_output("harm");
   job.await("failed", -1, seconds(10));
   expect_failures("backward 3: ", seconds(10), names() ? "barrier #" : "");
