@@ -10,7 +10,7 @@ namespace {
 
 size_t announced_bytes(Group& group, milliseconds timeout) {
   Collective call(group.core(),
-                  {.operation = Operation::split_barrier,
+                  {.operation = CollectiveKind::split_barrier,
                    .dtype = DType::uint8,
                    .agreed = 0},
                   timeout);

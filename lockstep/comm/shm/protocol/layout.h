@@ -11,8 +11,8 @@
 #include "lockstep/comm/shm/protocol/tuning.h"
 
 // The layout of the segment of a group. All zeros is the state before the first
-// operation, so no rank has to initialise it. docs/internals/shared-memory.md has a
-// picture of it and a table of each release with its acquire.
+// operation, so no rank has to initialise it. docs/internals/shared-memory.md
+// has a picture of it and a table of each release with its acquire.
 namespace lockstep::internal::shm {
 
 inline constexpr int kMaxRanks = 64;
@@ -44,7 +44,7 @@ struct alignas(kCacheLine) Announcement {
   // holds it; not compared.
   uint64_t bytes;
   int8_t root;
-  // Compared; from CurrentCall (base/current_call.h): the code of the user's
+  // Compared; from CurrentCall (trace/current_call.h): the code of the user's
   // dtype, the parts that are left, and the low half of the entry.
   uint8_t element;
   uint16_t parts_left;
