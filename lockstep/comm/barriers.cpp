@@ -6,7 +6,7 @@
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/roll_call.h"
-#include "lockstep/trace/span.h"
+#include "lockstep/comm/running_call.h"
 
 namespace lockstep {
 
@@ -26,17 +26,11 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
   internal::Call call("monitored_barrier", options.group, options.timeout);
   call.backend();  // throws if the group was destroyed
   call.number = internal::inside(call.group).next_sequence_number();
-  internal::Span span("comm", call.operation,
-                      {{"group", call.group->name()},
-                       {"number", static_cast<int64_t>(call.number)}});
-  auto started = internal::Deadline::after(call.timeout);
-  auto& flight = *internal::inside(call.group).flight();
-  const uint64_t record =
-      flight.begin({.operation = call.operation, .number = call.number},
-                   internal::FlightState::started);
+  internal::RunningCall running(call, {}, internal::FlightState::started,
+                                internal::Operation::Spans::nested);
   try {
     const auto given =
-        internal::roll_call(*call.group, call.operation, started);
+        internal::roll_call(*call.group, call.operation, running.started());
     for (int member = 0; member < call.group->size(); ++member) {
       if (given[member] == call.operation) continue;
       // That rank compares its calls, and has come with another call.
@@ -45,11 +39,9 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
           given[member].substr(0, given[member].find('\n')), " instead"));
     }
   } catch (const std::exception& error) {
-    span.end(true);
-    flight.end(record, /*failed=*/true);
-    call.fail(started, error);
+    running.fail(error);
   }
-  flight.end(record, /*failed=*/false);
+  running.succeed();
 }
 
 }  // namespace lockstep

@@ -229,22 +229,16 @@ std::vector<at::Tensor> Buffers::results() const {
   return written;
 }
 
-uint64_t Buffers::bytes() const {
-  uint64_t bytes = 0;
-  for (const auto& entry : entries_) {
-    if (!entry.tensor.is_sparse()) bytes += entry.tensor.nbytes();
-  }
-  return bytes;
+ElementType Buffers::type_of(const Entry& entry) {
+  const auto dtype = entry.tensor.scalar_type();
+  return {.code = static_cast<uint8_t>(dtype),
+          .name = c10::toString(dtype),
+          .units = entry.units};
 }
 
 std::vector<ElementType> Buffers::types() const {
   std::vector<ElementType> types;
-  for (const auto& entry : entries_) {
-    const auto dtype = entry.tensor.scalar_type();
-    types.push_back({.code = static_cast<uint8_t>(dtype),
-                     .name = c10::toString(dtype),
-                     .units = entry.units});
-  }
+  for (const auto& entry : entries_) types.push_back(type_of(entry));
   return types;
 }
 
@@ -255,13 +249,12 @@ std::optional<c10::Device> Buffers::device() const {
 
 Buffers::Extent Buffers::extent() const {
   Extent extent;
+  if (!entries_.empty()) extent.type = type_of(entries_.front());
   for (const auto& entry : entries_) {
     const auto elements = static_cast<uint64_t>(entry.tensor.numel());
-    if (extent.dtype == nullptr) {
-      extent.dtype = c10::toString(entry.tensor.scalar_type());
-    }
     if (entry.read) extent.in += elements;
     if (entry.written) extent.out += elements;
+    if (!entry.tensor.is_sparse()) extent.bytes += entry.tensor.nbytes();
   }
   return extent;
 }

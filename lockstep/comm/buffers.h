@@ -73,13 +73,14 @@ class Buffers {
   std::vector<at::Tensor> results() const;
   // Returns the user's tensors that are read.
   std::vector<at::Tensor> inputs() const;
-  uint64_t bytes() const;
-  // For the flight record: how many elements of the user's tensors go in and
-  // come out, and the dtype of the first tensor (nullptr if there is none).
+  // The dtype of the first of the user's tensors (no name if there is none),
+  // how many elements of all of them go in and come out, and how many bytes the
+  // dense ones have.
   struct Extent {
-    const char* dtype = nullptr;
+    ElementType type{};
     uint64_t in = 0;
     uint64_t out = 0;
+    uint64_t bytes = 0;
   };
   Extent extent() const;
   // The dtypes of the user's tensors, in the order in which they were added.
@@ -97,6 +98,7 @@ class Buffers {
     uint8_t units;    // as in ElementType
   };
   Entry& add(const at::Tensor& tensor, bool read, bool written);
+  static ElementType type_of(const Entry& entry);
   // Sets `units` of `entry`, of whose tensor the backend gets `row`.
   static void count_units(Entry& entry, const at::Tensor& row);
   const Call& call_;

@@ -104,6 +104,11 @@ Call::Call(const char* name, const ProcessGroupPtr& given,
   }
 }
 
+void Call::take_numbers() {
+  number = inside(group).next_sequence_number();
+  entry = inside(group).next_entry();
+}
+
 std::string Call::where() const { return place_of(*this, {}); }
 
 std::invalid_argument Call::mistake(const std::string& text) const {

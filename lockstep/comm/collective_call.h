@@ -35,6 +35,9 @@ struct Call {
   mutable int peer = -1;
   mutable const char* reduce_op = nullptr;
 
+  // Sets `number` and `entry`.
+  void take_numbers();
+
   // "all_reduce #3 in group '1' on rank 5 (member 1 of 2)".
   std::string where() const;
 

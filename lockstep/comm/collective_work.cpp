@@ -18,7 +18,7 @@
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/roll_call.h"
-#include "lockstep/comm/step_in_caller.h"
+#include "lockstep/comm/running_call.h"
 #include "lockstep/state/digest.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
@@ -28,17 +28,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Span begin_span(const Call& call, bool async_op, const Buffers& buffers) {
-  if (!Span::observed()) return Span();
-  const std::initializer_list<SpanAttribute> attributes{
-      {"group", call.group->name()},
-      {"number", static_cast<int64_t>(call.number)},
-      {"bytes", static_cast<int64_t>(buffers.bytes())},
-      {"world_size", static_cast<int64_t>(call.group->size())}};
-  // On a GPU a synchronous operation, too, goes on when its call returns.
+// On a GPU a synchronous operation, too, goes on when its call returns.
+Operation::Spans spans_of(bool async_op, const Buffers& buffers) {
   return async_op || !buffers.device().value_or(c10::kCPU).is_cpu()
-             ? Span::detached("comm", call.operation, attributes)
-             : Span("comm", call.operation, attributes);
+             ? Operation::Spans::detached
+             : Operation::Spans::nested;
 }
 
 // c10d's NCCL backend tells profilers of its operations itself.
@@ -50,7 +44,6 @@ bool is_nccl(const Call& call, const Buffers& buffers) {
 
 CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
                      const Agreement& agreement) {
-  const auto types = buffers.types();
   const auto extent = buffers.extent();
   Agreed agreed;
   if (agreement) agreed = agreement();
@@ -59,29 +52,13 @@ CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
           .number = call.number,
           .peer = call.peer,
           .async_op = async_op,
-          .dtype = types.empty() ? at::kByte
-                                 : static_cast<at::ScalarType>(types[0].code),
+          .dtype = static_cast<at::ScalarType>(extent.type.code),
           .in_elements = static_cast<int64_t>(extent.in),
           .out_elements = static_cast<int64_t>(extent.out),
           .in_splits = std::move(agreed.sends),
           .out_splits = std::move(agreed.receives),
           .inputs = buffers.inputs(),
           .outputs = buffers.results()};
-}
-
-uint64_t begin_record(const Call& call, const Buffers& buffers,
-                      FlightState state) {
-  auto& flight = *inside(call.group).flight();
-  if (flight.capacity() == 0) return 0;
-  const auto extent = buffers.extent();
-  return flight.begin({.operation = call.operation,
-                       .dtype = extent.dtype,
-                       .reduce_op = call.reduce_op,
-                       .number = call.number,
-                       .peer = call.peer,
-                       .in_elements = extent.in,
-                       .out_elements = extent.out},
-                      state);
 }
 
 // Whether the future of a backend's work completes when the operation itself
@@ -92,26 +69,23 @@ bool has_telling_future(const Call& call, const Buffers& buffers) {
          buffers.device().value_or(call.group->control_device()).is_cpu();
 }
 
-// Ends the span and the flight record of an operation, in the backend's thread
-// or in the thread that waits, whichever is first. Does not keep the group
-// alive: otherwise the group's destructor might run in the backend's own
-// thread.
+// Ends an operation, in the backend's thread or in the thread that waits,
+// whichever is first. Does not keep the group alive: otherwise the group's
+// destructor might run in the backend's own thread.
 class Ending {
  public:
-  Ending(Span span, std::shared_ptr<FlightRecorder> flight, uint64_t record)
-      : span_(std::move(span)), flight_(std::move(flight)), record_(record) {}
-  bool active() const { return span_.active(); }
+  Ending(Operation operation, std::shared_ptr<FlightRecorder> flight)
+      : flight_(std::move(flight)), operation_(std::move(operation)) {}
+  const Operation& operation() const { return operation_; }
   void end(bool failed) {
-    flight_->end(record_, failed);  // does nothing the second time
     std::lock_guard lock(mutex_);
-    span_.end(failed);  // nor does this
+    operation_.end(failed);
   }
 
  private:
   std::mutex mutex_;
-  Span span_;
-  const std::shared_ptr<FlightRecorder> flight_;
-  const uint64_t record_;
+  const std::shared_ptr<FlightRecorder> flight_;  // operation_ needs it
+  Operation operation_;
 };
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
@@ -159,21 +133,23 @@ Span begin_wait_span(Work& work, milliseconds time) {
 class CollectiveWork final : public Work {
  public:
   CollectiveWork(Call call, Deadline started, Buffers buffers, WorkPtr work,
-                 Span span, uint64_t record)
+                 Operation operation)
       : Work(call.group->rank(), work->retrieveOpType()),
         call_(std::move(call)),
         started_(started),
         work_(std::move(work)),
         buffers_(std::move(buffers)),
-        ending_(std::make_shared<Ending>(std::move(span),
-                                         inside(call_.group).flight(), record)),
+        ending_(std::make_shared<Ending>(std::move(operation),
+                                         inside(call_.group).flight())),
         stream_ending_(stream_ending(*work_, buffers_)) {
     if (stream_ending_) {
       end_with(stream_ending_, ending_);
       return;
     }
-    const bool records = record != 0 && has_telling_future(call_, buffers_);
-    if (!records && !ending_->active()) return;
+    const auto& begun = ending_->operation();
+    const bool records =
+        begun.is_recorded() && has_telling_future(call_, buffers_);
+    if (!records && !begun.has_span()) return;
     // Record the end itself, if the backend tells it, and not the wait for it.
     try {
       work_->getFuture()->addCallback(
@@ -459,52 +435,40 @@ std::string absent_after_failure(const Call& call) {
   return {};
 }
 
-CurrentCall current_call_of(const Call& call, const Buffers& buffers) {
-  CurrentCall current{.operation = call.operation,
-                      .number = call.number,
-                      .entry = call.entry,
-                      .parts = call.parts,
-                      .function = user_function()};
+// Returns CurrentCall::others.
+std::vector<ElementType> other_types(const Call& call, const Buffers& buffers) {
+  if (call.parts <= 1) return {};
   auto types = buffers.types();
-  if (types.empty()) return current;
-  current.dtype = types[0];
-  if (call.parts > 1) {
-    types.resize(std::min<size_t>(types.size(), call.parts));
-    current.others.assign(types.begin() + 1, types.end());
-  }
-  return current;
+  types.resize(std::min<size_t>(types.size(), call.parts));
+  types.erase(types.begin());
+  return types;
 }
 
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
-  auto started = Deadline::after(call.timeout);
-  auto span = begin_span(call, async_op, buffers);
+  const bool compares = agreement && call.group->checks_calls();
+  RunningCall running(
+      call, buffers.extent(),
+      compares || async_op ? FlightState::scheduled : FlightState::started,
+      spans_of(async_op, buffers), other_types(call, buffers));
   const ParamComms seen([&]() -> std::optional<CommsCall> {
     if (is_nccl(call, buffers)) return std::nullopt;
     return comms_call(call, async_op, buffers, agreement);
   });
-  const bool compares = agreement && call.group->checks_calls();
-  // Copies the pointer, because `call` moves into the work.
-  const auto flight = inside(call.group).flight();
-  const auto record = begin_record(
-      call, buffers,
-      compares || async_op ? FlightState::scheduled : FlightState::started);
   WorkPtr work;
   FuturePtr on_stream;
   bool compared = false;
   try {
-    if (compares) compare(call, agreement(), started);
+    if (compares) compare(call, agreement(), running.started());
     compared = true;
-    if (!async_op) flight->start(record);
-    auto current = current_call_of(call, buffers);
-    const CurrentCallScope scope(&current);
+    if (!async_op) running.start();
     work = start();
     if (!async_op) {
       on_stream = stream_ending(*work, buffers);
-      if (!work->wait(on_stream
-                          ? stream_wait_time(call, started)
-                          : std::max(started.remaining(), milliseconds(1)))) {
+      if (!work->wait(on_stream ? stream_wait_time(call, running.started())
+                                : std::max(running.started().remaining(),
+                                           milliseconds(1)))) {
         throw std::runtime_error("it was aborted");
       }
       buffers.write_back();
@@ -512,23 +476,20 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
   } catch (const std::exception& error) {
     if (work && call.number == 0) give_up(*work);
     const bool asks = compares && compared;
-    const auto absent = asks ? absent_after_failure(call) : std::string();
-    span.end(true);
-    flight->end(record, /*failed=*/true);
-    call.fail(started, error, absent);
+    running.fail(error, asks ? absent_after_failure(call) : std::string());
   }
   if (!async_op) {
     if (on_stream && !work->isCompleted()) {
-      end_with(on_stream,
-               std::make_shared<Ending>(std::move(span), flight, record));
+      end_with(on_stream, std::make_shared<Ending>(
+                              running.take(), inside(call.group).flight()));
     } else {
-      flight->end(record, /*failed=*/false);
+      running.succeed();
     }
     return nullptr;
   }
-  return c10::make_intrusive<CollectiveWork>(
-      std::move(call), started, std::move(buffers), std::move(work),
-      std::move(span), record);
+  return c10::make_intrusive<CollectiveWork>(std::move(call), running.started(),
+                                             std::move(buffers),
+                                             std::move(work), running.take());
 }
 
 }  // namespace
@@ -537,14 +498,14 @@ WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
   buffers.require_apart(call);
-  call.number = inside(call.group).next_sequence_number();
-  call.entry = inside(call.group).next_entry();
+  call.take_numbers();
   return start_and_wait(std::move(call), async_op, std::move(buffers),
                         agreement, start);
 }
 
 void run_step(Call call, const std::function<void()>& step) {
-  StepInCaller running(call);
+  call.take_numbers();
+  RunningCall running(call, {}, FlightState::started, Operation::Spans::none);
   try {
     step();
   } catch (const c10::DistError& error) {

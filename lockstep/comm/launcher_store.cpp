@@ -12,7 +12,7 @@
 namespace lockstep::internal {
 namespace {
 
-using Operation = WorkerCall::Operation;
+using Request = WorkerCall::Operation;
 using std::chrono::milliseconds;
 
 std::string bytes_text(const std::vector<uint8_t>& bytes) {
@@ -70,7 +70,7 @@ WorkerReply LauncherStore::ask(const WorkerCall& call) {
   auto reply =
       guarded([&] { return link_->call(call, deadline_of(timeout_)); });
   if (reply.kind == WorkerReply::Kind::refused &&
-      call.operation != Operation::claim) {
+      call.operation != Request::claim) {
     throw StoreRefusal(reply.text + " (key " + call.key + ")");
   }
   return reply;
@@ -78,7 +78,7 @@ WorkerReply LauncherStore::ask(const WorkerCall& call) {
 
 LauncherStore::Place LauncherStore::claim(const std::string& key,
                                           const std::string& name) {
-  auto reply = ask({.operation = Operation::claim, .key = key, .value = name});
+  auto reply = ask({.operation = Request::claim, .key = key, .value = name});
   Place place{.count = reply.number};
   if (reply.kind == WorkerReply::Kind::refused) {
     place.taken_by = std::move(reply.text);
@@ -88,13 +88,13 @@ LauncherStore::Place LauncherStore::claim(const std::string& key,
 
 void LauncherStore::set(const std::string& key,
                         const std::vector<uint8_t>& value) {
-  ask({.operation = Operation::set, .key = key, .value = bytes_text(value)});
+  ask({.operation = Request::set, .key = key, .value = bytes_text(value)});
 }
 
 std::vector<uint8_t> LauncherStore::compareSet(
     const std::string& key, const std::vector<uint8_t>& expected,
     const std::vector<uint8_t>& desired) {
-  return octets(ask({.operation = Operation::compare_set,
+  return octets(ask({.operation = Request::compare_set,
                      .key = key,
                      .value = bytes_text(desired),
                      .expected = bytes_text(expected)})
@@ -104,7 +104,7 @@ std::vector<uint8_t> LauncherStore::compareSet(
 std::vector<uint8_t> LauncherStore::get(const std::string& key) {
   const auto deadline = deadline_of(timeout_);
   while (true) {
-    auto reply = ask({.operation = Operation::get, .key = key});
+    auto reply = ask({.operation = Request::get, .key = key});
     if (reply.kind == WorkerReply::Kind::value) return octets(reply.text);
     // The key may be deleted again before it is read.
     if (!guarded([&] { return link_->wait({key}, deadline); })) {
@@ -114,11 +114,11 @@ std::vector<uint8_t> LauncherStore::get(const std::string& key) {
 }
 
 int64_t LauncherStore::add(const std::string& key, int64_t value) {
-  return ask({.operation = Operation::add, .key = key, .number = value}).number;
+  return ask({.operation = Request::add, .key = key, .number = value}).number;
 }
 
 bool LauncherStore::deleteKey(const std::string& key) {
-  return ask({.operation = Operation::remove, .key = key}).number > 0;
+  return ask({.operation = Request::remove, .key = key}).number > 0;
 }
 
 bool LauncherStore::check(const std::vector<std::string>& keys) {
@@ -126,7 +126,7 @@ bool LauncherStore::check(const std::vector<std::string>& keys) {
 }
 
 int64_t LauncherStore::getNumKeys() {
-  return ask({.operation = Operation::count_keys}).number;
+  return ask({.operation = Request::count_keys}).number;
 }
 
 void LauncherStore::wait(const std::vector<std::string>& keys) {
@@ -141,7 +141,7 @@ void LauncherStore::wait(const std::vector<std::string>& keys,
 
 void LauncherStore::append(const std::string& key,
                            const std::vector<uint8_t>& value) {
-  ask({.operation = Operation::append, .key = key, .value = bytes_text(value)});
+  ask({.operation = Request::append, .key = key, .value = bytes_text(value)});
 }
 
 std::vector<std::vector<uint8_t>> LauncherStore::multiGet(

@@ -8,7 +8,7 @@
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/group_inside.h"
-#include "lockstep/comm/step_in_caller.h"
+#include "lockstep/comm/running_call.h"
 #include "lockstep/trace/span.h"
 
 namespace lockstep {
@@ -80,10 +80,14 @@ void all_reduce_directly(internal::DirectReduce& direct, internal::Call& call,
                          const at::Tensor& tensor, const ReduceOp& op) {
   const auto dtype = tensor.scalar_type();
   const auto count = static_cast<uint64_t>(tensor.numel());
-  const char* const name = c10::toString(dtype);
-  internal::StepInCaller running(
-      call, {.dtype = name, .in = count, .out = count},
-      {.code = static_cast<uint8_t>(dtype), .name = name});
+  call.take_numbers();
+  internal::RunningCall running(call,
+                                {.type = {.code = static_cast<uint8_t>(dtype),
+                                          .name = c10::toString(dtype)},
+                                 .in = count,
+                                 .out = count},
+                                internal::FlightState::started,
+                                internal::Operation::Spans::none);
   try {
     direct.all_reduce_direct(tensor.mutable_data_ptr(), tensor.numel(), dtype,
                              op, call.timeout);

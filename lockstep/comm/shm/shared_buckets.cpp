@@ -8,12 +8,12 @@
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/param_comms.h"
+#include "lockstep/comm/running_call.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/refuse_in_child.h"
-#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal::shm {
 namespace {
@@ -30,39 +30,34 @@ class SharedBuckets final : public BucketReduction {
         buckets_(std::move(buckets)),
         arena_(std::move(arena)),
         exchange_(std::move(exchange)),
-        call_(std::move(call)),
-        dtype_(buckets_.empty()
-                   ? nullptr
-                   : c10::toString(buckets_[0].flat.scalar_type())) {
-    for (const auto& bucket : buckets_) elements_ += bucket.flat.numel();
+        call_(std::move(call)) {
+    call_.reduce_op = "SUM";
+    if (!buckets_.empty()) {
+      extent_.type.name = c10::toString(buckets_[0].flat.scalar_type());
+    }
+    for (const auto& bucket : buckets_) extent_.in += bucket.flat.numel();
+    extent_.out = extent_.in;
   }
-  ~SharedBuckets() override { end_record(/*failed=*/true); }
+  ~SharedBuckets() override { end(/*failed=*/true); }
 
   void begin(int64_t iteration, double divisor) override {
     refuse_in_child(made_in_);
-    end_record(/*failed=*/true);  // if one was abandoned
+    end(/*failed=*/true);  // if one was abandoned
     current_.number = call_.number = inside(call_.group).next_sequence_number();
     const auto now = Deadline::Clock::now();
     started_ = Deadline::after(call_.timeout, now);
-    record_ = inside(call_.group)
-                  .flight()
-                  ->begin({.operation = call_.operation,
-                           .dtype = dtype_,
-                           .reduce_op = "SUM",
-                           .number = call_.number,
-                           .in_elements = elements_,
-                           .out_elements = elements_},
-                          FlightState::started, now);
+    operation_.emplace(begin_operation(call_, extent_, FlightState::started,
+                                       Operation::Spans::none, now));
     checked([&] { exchange_->begin(iteration, divisor); });
   }
   void abandon() override {
     if (made_in_.is_foreign()) return;
-    end_record(/*failed=*/true);
+    end(/*failed=*/true);
     exchange_->abandon();
   }
   void abandon_all() override {
     if (made_in_.is_foreign()) return;
-    end_record(/*failed=*/true);
+    end(/*failed=*/true);
     exchange_->abandon_all();
   }
   void reclaim() override {
@@ -102,7 +97,7 @@ class SharedBuckets final : public BucketReduction {
   }
   void finish() override {
     checked([&] { exchange_->finish(); });
-    end_record(/*failed=*/false);
+    end(/*failed=*/false);
   }
 
  private:
@@ -114,12 +109,12 @@ class SharedBuckets final : public BucketReduction {
     try {
       translated(step);
     } catch (const c10::DistError& error) {
-      end_record(/*failed=*/true);
+      end(/*failed=*/true);
       call_.fail(started_, error);
     }
   }
-  void end_record(bool failed) {
-    inside(call_.group).flight()->end(std::exchange(record_, 0), failed);
+  void end(bool failed) {
+    if (operation_) operation_->end(failed);
   }
 
   const ProcessMark made_in_{};
@@ -130,10 +125,9 @@ class SharedBuckets final : public BucketReduction {
   const std::unique_ptr<BucketExchange> exchange_;
   Call call_;
   CurrentCall current_{.operation = call_.operation};
-  const char* dtype_;
-  uint64_t elements_ = 0;
+  Buffers::Extent extent_{};
   Deadline started_ = Deadline::after(milliseconds(0));
-  uint64_t record_ = 0;
+  std::optional<Operation> operation_{};
 };
 
 // Returns the memory of `buckets`.

@@ -33,7 +33,7 @@ RankState& state_of(ThreadWorld& world, int rank) {
 // Runs a barrier of two ranks in one thread, in which neither rank waits.
 void barrier_without_waiting(ThreadWorld& world) {
   const Collective::What what{
-      .operation = Operation::barrier, .dtype = DType::uint8, .agreed = 0};
+      .operation = CollectiveKind::barrier, .dtype = DType::uint8, .agreed = 0};
   Collective one(world.group(0).core(), what, kTimeout);
   Collective other(world.group(1).core(), what, kTimeout);
   one.announce(0);

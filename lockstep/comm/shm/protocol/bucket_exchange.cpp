@@ -58,7 +58,7 @@ std::vector<BucketLayout> exchanged(Group& group, const BucketLayout& own,
   auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
   const auto words = own.encode();
   const auto sizes = gather_all(core,
-                                {.operation = Operation::reduce_buckets,
+                                {.operation = CollectiveKind::reduce_buckets,
                                  .dtype = DType::uint8,
                                  .agreed = 0},
                                 uint64_t{words.size()}, left());
@@ -119,7 +119,7 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   auto& core = group.core();
   const auto deadline = Deadline::after(timeout);
   auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
-  const Collective::What what{.operation = Operation::reduce_buckets,
+  const Collective::What what{.operation = CollectiveKind::reduce_buckets,
                               .dtype = DType::uint8,
                               .agreed = 0};
   const uint64_t call = core.sequence + 1;

@@ -25,33 +25,33 @@ void write_text(std::array<char, n>& to, const char* text) {
 
 }  // namespace
 
-const char* name_of(Operation operation) {
+const char* name_of(CollectiveKind operation) {
   switch (operation) {
-    case Operation::barrier:
+    case CollectiveKind::barrier:
       return "barrier";
-    case Operation::all_reduce:
+    case CollectiveKind::all_reduce:
       return "all_reduce";
-    case Operation::reduce:
+    case CollectiveKind::reduce:
       return "reduce";
-    case Operation::reduce_scatter:
+    case CollectiveKind::reduce_scatter:
       return "reduce_scatter";
-    case Operation::broadcast:
+    case CollectiveKind::broadcast:
       return "broadcast";
-    case Operation::all_gather:
+    case CollectiveKind::all_gather:
       return "all_gather";
-    case Operation::gather:
+    case CollectiveKind::gather:
       return "gather";
-    case Operation::scatter:
+    case CollectiveKind::scatter:
       return "scatter";
-    case Operation::all_to_all:
+    case CollectiveKind::all_to_all:
       return "all_to_all";
-    case Operation::reduce_buckets:
+    case CollectiveKind::reduce_buckets:
       return "reduce_buckets";
-    case Operation::split_barrier:
+    case CollectiveKind::split_barrier:
       return "split_barrier";
-    case Operation::memory_in_common:
+    case CollectiveKind::memory_in_common:
       return "memory_in_common";
-    case Operation::none:
+    case CollectiveKind::none:
       break;
   }
   return "nothing";
@@ -232,11 +232,11 @@ std::string Collective::name() const {
 std::string Collective::describe(int of) const {
   const auto& given = announcement(of);
   const auto& words = core_.segment.words(of, number_);
-  const auto operation = static_cast<Operation>(given.operation);
+  const auto operation = static_cast<CollectiveKind>(given.operation);
   std::string text = core_.call_name(of, number_);
-  if (operation == Operation::barrier ||
-      operation == Operation::reduce_buckets ||
-      operation == Operation::split_barrier) {
+  if (operation == CollectiveKind::barrier ||
+      operation == CollectiveKind::reduce_buckets ||
+      operation == CollectiveKind::split_barrier) {
     return text;
   }
   text += " (";

@@ -14,7 +14,7 @@
 
 namespace lockstep::internal::shm {
 
-enum class Operation : uint8_t {
+enum class CollectiveKind : uint8_t {
   none,
   barrier,
   all_reduce,
@@ -29,7 +29,7 @@ enum class Operation : uint8_t {
   split_barrier,
   memory_in_common,
 };
-const char* name_of(Operation operation);
+const char* name_of(CollectiveKind operation);
 
 // Announcement::agreed of an operation that has a size for each pair of ranks.
 inline constexpr uint64_t kSizesDiffer = ~uint64_t{0};
@@ -44,7 +44,7 @@ std::string text_of(const std::array<char, n>& words) {
 // One rank's part in a collective, from its announcement to its end. Internal
 // to the protocol.
 //
-// The ranks compare `What` and, of the user's call (base/current_call.h), the
+// The ranks compare `What` and, of the user's call (trace/current_call.h), the
 // entry, the parts that are left and the dtype of its tensor. Error texts name
 // the user's operation and number; outside of a user's call they name the
 // protocol's own.
@@ -57,7 +57,7 @@ std::string text_of(const std::array<char, n>& words) {
 class Collective {
  public:
   struct What {
-    Operation operation;
+    CollectiveKind operation;
     DType dtype;
     std::optional<ReduceOp> reduce_op{};
     int root{-1};

@@ -37,7 +37,7 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
   auto& core = group.core();
   const auto deadline = Deadline::after(timeout);
   auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
-  const Collective::What what{.operation = Operation::memory_in_common,
+  const Collective::What what{.operation = CollectiveKind::memory_in_common,
                               .dtype = DType::uint8,
                               .agreed = bytes};
   std::string trouble;
@@ -92,7 +92,7 @@ namespace {
 
 size_t announced_bytes(Group& group, milliseconds timeout) {
   Collective call(group.core(),
-                  {.operation = Operation::split_barrier,
+                  {.operation = CollectiveKind::split_barrier,
                    .dtype = DType::uint8,
                    .agreed = 0},
                   timeout);

@@ -25,10 +25,11 @@ const Tuning& Group::tuning() const { return core_->tuning; }
 uint64_t Group::sequence_number() const { return core_->sequence; }
 
 void Group::barrier(milliseconds timeout) {
-  Collective call(
-      *core_,
-      {.operation = Operation::barrier, .dtype = DType::uint8, .agreed = 0},
-      timeout);
+  Collective call(*core_,
+                  {.operation = CollectiveKind::barrier,
+                   .dtype = DType::uint8,
+                   .agreed = 0},
+                  timeout);
   call.announce(0);
   call.wait_for_all();
 }

@@ -44,7 +44,7 @@ struct alignas(kCacheLine) Announcement {
   // holds it; not compared.
   uint64_t bytes;
   int8_t root;
-  // Compared; from CurrentCall (base/current_call.h): the code of the user's
+  // Compared; from CurrentCall (trace/current_call.h): the code of the user's
   // dtype, the parts that are left, and the low half of the entry.
   uint8_t element;
   uint16_t parts_left;

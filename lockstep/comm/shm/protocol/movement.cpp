@@ -140,7 +140,7 @@ class Movement {
 
 void Group::broadcast(Bytes data, int root, DType dtype, milliseconds timeout) {
   Collective call(*core_,
-                  {.operation = Operation::broadcast,
+                  {.operation = CollectiveKind::broadcast,
                    .dtype = dtype,
                    .root = root,
                    .agreed = data.size / kernels::size_of(dtype)},
@@ -160,7 +160,7 @@ void Group::all_gather(std::span<const Bytes> outputs, ConstBytes input,
       outputs, [&](const Bytes& output) { return output.size == input.size; });
   Collective call(
       *core_,
-      {.operation = Operation::all_gather,
+      {.operation = CollectiveKind::all_gather,
        .dtype = dtype,
        .agreed = even ? input.size / kernels::size_of(dtype) : kSizesDiffer},
       timeout);
@@ -188,7 +188,7 @@ void Group::gather(std::span<const Bytes> outputs, ConstBytes input, int root,
   const int n = core_->size;
   const bool is_root = core_->rank == root;
   Collective call(*core_,
-                  {.operation = Operation::gather,
+                  {.operation = CollectiveKind::gather,
                    .dtype = dtype,
                    .root = root,
                    .agreed = kSizesDiffer},
@@ -214,7 +214,7 @@ void Group::scatter(Bytes output, std::span<const ConstBytes> inputs, int root,
   const int n = core_->size;
   const bool is_root = core_->rank == root;
   Collective call(*core_,
-                  {.operation = Operation::scatter,
+                  {.operation = CollectiveKind::scatter,
                    .dtype = dtype,
                    .root = root,
                    .agreed = kSizesDiffer},
@@ -248,7 +248,7 @@ void Group::all_to_all(std::span<const Bytes> outputs,
   const int n = core_->size;
   const int rank = core_->rank;
   Collective call(*core_,
-                  {.operation = Operation::all_to_all,
+                  {.operation = CollectiveKind::all_to_all,
                    .dtype = dtype,
                    .agreed = kSizesDiffer},
                   timeout);

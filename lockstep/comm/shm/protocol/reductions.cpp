@@ -375,7 +375,7 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
 void Group::all_reduce(void* data, size_t count, DType dtype, ReduceOp op,
                        milliseconds timeout) {
   Collective call(*core_,
-                  {.operation = Operation::all_reduce,
+                  {.operation = CollectiveKind::all_reduce,
                    .dtype = dtype,
                    .reduce_op = op,
                    .agreed = count},
@@ -392,7 +392,7 @@ void Group::all_reduce(void* data, size_t count, DType dtype, ReduceOp op,
 void Group::reduce(void* data, size_t count, DType dtype, ReduceOp op, int root,
                    milliseconds timeout) {
   Collective call(*core_,
-                  {.operation = Operation::reduce,
+                  {.operation = CollectiveKind::reduce,
                    .dtype = dtype,
                    .reduce_op = op,
                    .root = root,
@@ -414,7 +414,7 @@ void Group::reduce_scatter(void* output, std::span<const void* const> inputs,
   const bool even = std::ranges::all_of(
       counts, [&](size_t count) { return count == counts[0]; });
   Collective call(*core_,
-                  {.operation = Operation::reduce_scatter,
+                  {.operation = CollectiveKind::reduce_scatter,
                    .dtype = dtype,
                    .reduce_op = op,
                    .agreed = even ? counts[0] : kSizesDiffer},
