@@ -49,7 +49,7 @@ bool is_nccl(const Call& call, const Buffers& buffers) {
 }
 
 CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
-                     const Agreement& agreement) {
+                     const AgreedCall& agreement) {
   const auto types = buffers.types();
   const auto extent = buffers.extent();
   Agreed agreed;
@@ -475,7 +475,7 @@ CurrentCall current_call_of(const Call& call, const Buffers& buffers) {
 }
 
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
-                       const Agreement& agreement,
+                       const AgreedCall& agreement,
                        const std::function<WorkPtr()>& start) {
   auto started = Deadline::after(call.timeout);
   auto span = begin_span(call, async_op, buffers);
@@ -533,7 +533,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
 }  // namespace
 
 WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
-                       const Agreement& agreement,
+                       const AgreedCall& agreement,
                        const std::function<WorkPtr()>& start) {
   buffers.require_apart(call);
   call.number = call.group->next_sequence_number();
