@@ -14,8 +14,8 @@ namespace lockstep::internal {
 
 // How the ranks of an Agreement exchange what they hold.
 enum class AgreementWay : uint8_t {
-  // One all_gather of 16 bytes, and all_gather_object() of the texts only if the
-  // ranks do not agree.
+  // One all_gather of 16 bytes. Only if the ranks do not agree does an
+  // all_gather_object() of the texts follow.
   collectives,
   // One roll_call() of all texts, which needs no backend and names the ranks
   // that do not come.
