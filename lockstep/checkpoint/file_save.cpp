@@ -181,18 +181,15 @@ FileSave::FileSave(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options, const Ranks& ranks)
     : path_(path), writes_(ranks.rank() == 0), compares_(ranks.size() > 1) {
   const auto generators = ranks.gather(generator_state());
-  nlohmann::json mine = nlohmann::json::object();
-  try {
-    // The other ranks' parts are only compared, and may be missing.
-    if (writes_ || state.model) collect(state, options, ranks.size());
-    mine["claims"] = file_claims_of(state);
-  } catch (...) {
-    failure_ = std::current_exception();
-    mine[kFailed] = RankFailure(failure_).text();
-  }
+  const auto all = gather_or_fail(
+      ranks,
+      [&](nlohmann::json& mine) {
+        // The other ranks' parts are only compared, and may be missing.
+        if (writes_ || state.model) collect(state, options, ranks.size());
+        mine["claims"] = file_claims_of(state);
+      },
+      failed_save(path_));
   snapshot_.generator_states = generators;
-  const auto all = ranks.gather_objects(mine);
-  throw_if_any_failed(path_, all, failure_);
   std::vector<nlohmann::json> claims;
   for (const auto& rank : all) claims.push_back(rank.at("claims"));
   require_same_in_file(claims);
@@ -317,26 +314,26 @@ ReplicaChecksums FileSave::checksums_of_replicas() {
 }
 
 std::string FileSave::commit(const Ranks& ranks) {
-  nlohmann::json mine = nlohmann::json::object();
   ReplicaChecksums checksums;
-  if (failure_) {
-    mine[kFailed] = RankFailure(failure_).text();
-  } else {
-    checksums = checksums_of_replicas();
-    mine["replicas"] = digests_of(checksums);
-  }
-  const auto all = ranks.gather_objects(mine);
-  throw_if_any_failed(path_, all, failure_);
+  const auto all = gather_or_fail(
+      ranks,
+      [&](nlohmann::json& mine) {
+        if (failure_) std::rethrow_exception(failure_);
+        checksums = checksums_of_replicas();
+        mine["replicas"] = digests_of(checksums);
+      },
+      failed_save(path_));
   std::vector<nlohmann::json> digests;
   for (const auto& rank : all) digests.push_back(rank.at("replicas"));
   require_equal_replicas(digests, checksums, ranks);
-  try {
-    if (writes_) file_->commit();
-  } catch (...) {
-    failure_ = std::current_exception();
-  }
   // No rank returns before the file is written.
-  return share_outcome(ranks, path_, path_, failure_);
+  return from_first_rank(
+      ranks,
+      [&] {
+        file_->commit();
+        return path_;
+      },
+      failed_save(path_));
 }
 
 }  // namespace lockstep::internal

@@ -11,14 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/replicas.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/save_plan.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
-#include "lockstep/comm/errors.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep {
@@ -31,28 +30,21 @@ using internal::Ranks;
 std::vector<nlohmann::json> gather_claims(
     const torch::nn::Module& module,
     const std::vector<internal::TensorShard>& shards, const Ranks& ranks) {
-  nlohmann::json mine = nlohmann::json::object();
-  std::exception_ptr failure;
-  try {
-    mine["claims"] = internal::claims_of(shards);
-    mine["stages"] = internal::stages_of(module, /*buffers=*/true);
-  } catch (...) {
-    failure = std::current_exception();
-    mine["failed"] = internal::words_of(failure);
-  }
+  const auto told = internal::gather_or_fail(
+      ranks,
+      [&](nlohmann::json& mine) {
+        mine["claims"] = internal::claims_of(shards);
+        mine["stages"] = internal::stages_of(module, /*buffers=*/true);
+      },
+      [](const std::string& words, bool /*is_mistake*/) {
+        throw std::invalid_argument(words);
+      });
   std::vector<nlohmann::json> all;
   std::vector<nlohmann::json> stages;
-  std::string failed;
-  for (const nlohmann::json& object : ranks.gather_objects(mine)) {
-    if (failed.empty() && object.contains("failed")) {
-      failed = internal::list_of_ranks({all.size()}) + ": " +
-               object.at("failed").get<std::string>();
-    }
-    all.push_back(object.value("claims", nlohmann::json::array()));
-    stages.push_back(object.value("stages", nlohmann::json::object()));
+  for (const nlohmann::json& rank : told) {
+    all.push_back(rank.at("claims"));
+    stages.push_back(rank.at("stages"));
   }
-  if (failure) std::rethrow_exception(failure);
-  if (!failed.empty()) throw std::invalid_argument(failed);
   internal::require_names_differ(stages);
   return all;
 }

@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/rank_failure.h"
 
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -7,66 +8,65 @@
 #include "lockstep/comm/errors.h"
 
 namespace lockstep::internal {
-namespace {
 
-bool is_invalid_argument(const std::exception_ptr& failure) {
+using Json = nlohmann::json;
+
+ThrowForOthers failed_save(const std::string& path,
+                           const std::string& outcome) {
+  return [=](const std::string& words, bool is_mistake) {
+    const SnapshotError error(path, outcome + ": " + words, "");
+    if (is_mistake) throw std::invalid_argument(error.what());
+    throw error;
+  };
+}
+
+ThrowForOthers failed_load(const std::string& path) {
+  return [=](const std::string& words, bool /*is_mistake*/) {
+    throw SnapshotError(path, "was loaded by no rank: " + words, "");
+  };
+}
+
+std::vector<Json> gather_or_fail(const Ranks& ranks,
+                                 const std::function<void(Json&)>& collect,
+                                 const ThrowForOthers& throw_for_others) {
+  Json mine = Json::object();
+  std::exception_ptr failure;
+  const auto fail = [&](bool is_mistake) {
+    failure = std::current_exception();
+    mine = {{"failed", words_of(failure)}, {"is_mistake", is_mistake}};
+  };
   try {
-    std::rethrow_exception(failure);
+    collect(mine);
   } catch (const std::invalid_argument&) {
-    return true;
+    fail(true);
   } catch (...) {
-    return false;
+    fail(false);
   }
-}
-
-// The first character of the text tells which it is.
-constexpr char kMistake = '?';
-constexpr char kFailure = '!';
-
-}  // namespace
-
-RankFailure::RankFailure(const std::exception_ptr& failure)
-    : RankFailure(is_invalid_argument(failure), words_of(failure)) {}
-
-std::optional<RankFailure> RankFailure::from_text(const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  return RankFailure(text.front() == kMistake, text.substr(1));
-}
-
-std::string RankFailure::text() const {
-  return (is_mistake_ ? kMistake : kFailure) + words_;
-}
-
-void RankFailure::throw_for(const std::string& path,
-                            const std::string& problem) const {
-  const SnapshotError error(path, problem + words_, "");
-  if (is_mistake_) throw std::invalid_argument(error.what());
-  throw error;
-}
-
-void throw_if_any_failed(const std::string& path,
-                         const std::vector<nlohmann::json>& all,
-                         const std::exception_ptr& mine) {
+  auto all = ranks.gather_objects(mine);
+  if (failure) std::rethrow_exception(failure);
   std::vector<size_t> failed;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].contains(kFailed)) failed.push_back(rank);
+    if (all[rank].contains("failed")) failed.push_back(rank);
   }
-  if (failed.empty()) return;
-  if (mine) std::rethrow_exception(mine);
-  RankFailure::from_text(all[failed.front()].at(kFailed).get<std::string>())
-      ->throw_for(path, "was not saved: " + list_of_ranks(failed) + ": ");
+  if (!failed.empty()) {
+    const Json& first = all[failed.front()];
+    throw_for_others(
+        list_of_ranks(failed) + ": " + first.at("failed").get<std::string>(),
+        first.at("is_mistake").get<bool>());
+  }
+  return all;
 }
 
-std::string share_outcome(const Ranks& ranks, const std::string& path,
-                          const std::string& text,
-                          const std::exception_ptr& mine) {
-  const std::string shared =
-      ranks.share(mine ? RankFailure(mine).text() : " " + text, 0);
-  if (mine) std::rethrow_exception(mine);
-  if (shared.front() != ' ') {
-    RankFailure::from_text(shared)->throw_for(path, "was not saved: rank 0: ");
-  }
-  return shared.substr(1);
+std::string from_first_rank(const Ranks& ranks,
+                            const std::function<std::string()>& work,
+                            const ThrowForOthers& throw_for_others) {
+  const auto all = gather_or_fail(
+      ranks,
+      [&](Json& mine) {
+        if (ranks.rank() == 0) mine["result"] = work();
+      },
+      throw_for_others);
+  return all.front().value("result", "");  // "": rank 0 is imagined
 }
 
 }  // namespace lockstep::internal

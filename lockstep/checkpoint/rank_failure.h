@@ -1,54 +1,39 @@
 #pragma once
 
-#include <exception>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/ranks.h"
 
 namespace lockstep::internal {
 
-// How a rank has failed, to be told to the others.
-class RankFailure {
- public:
-  explicit RankFailure(const std::exception_ptr& failure);
-  // From and to one line; empty if there was no failure.
-  static std::optional<RankFailure> from_text(const std::string& text);
-  std::string text() const;
+// Throws the error of a rank that has not failed itself. `words` are the ranks
+// that have and the words of the first: "rank 1: ...". `is_mistake`: whether
+// that rank has thrown std::invalid_argument.
+using ThrowForOthers =
+    std::function<void(const std::string& words, bool is_mistake)>;
 
-  // Throws the error of the other ranks: `path`, `problem` ("was not saved:
-  // rank 1: ") and the rank's words.
-  [[noreturn]] void throw_for(const std::string& path,
-                              const std::string& problem) const;
+// Throws that `path` "was not saved", or "cannot be saved":
+// std::invalid_argument for a mistake, else SnapshotError.
+ThrowForOthers failed_save(const std::string& path,
+                           const std::string& outcome = "was not saved");
 
- private:
-  RankFailure(bool is_mistake, std::string words)
-      : is_mistake_(is_mistake), words_(std::move(words)) {}
+// Throws SnapshotError: `path` was loaded by no rank.
+ThrowForOthers failed_load(const std::string& path);
 
-  bool is_mistake_;  // std::invalid_argument
-  std::string words_;
-};
+// Collective. `collect` fills in the object that this rank tells the others.
+// Returns what all have told, by rank. If `collect` has thrown on a rank, every
+// rank throws: that rank its own exception, the others `throw_for_others`.
+std::vector<nlohmann::json> gather_or_fail(
+    const Ranks& ranks, const std::function<void(nlohmann::json&)>& collect,
+    const ThrowForOthers& throw_for_others);
 
-// How the ranks of a save tell each other that one has failed. `path` is what
-// was to be saved, `mine` how this rank has failed, if it has; it throws its
-// own error, the others throw_for().
-
-// The member of what a rank tells the others that says how it has failed: the
-// text() of its RankFailure.
-inline constexpr const char* kFailed = "failed";
-
-// Throws on every rank if one of them has told that it has failed.
-void throw_if_any_failed(const std::string& path,
-                         const std::vector<nlohmann::json>& all,
-                         const std::exception_ptr& mine);
-
-// Returns rank 0's text on all ranks; throws on all if rank 0 has failed.
-// Collective.
-std::string share_outcome(const Ranks& ranks, const std::string& path,
-                          const std::string& text,
-                          const std::exception_ptr& mine);
+// Collective. Returns on all ranks what `work` returns on rank 0, where alone
+// it is called. If it throws, every rank throws, as with gather_or_fail().
+std::string from_first_rank(const Ranks& ranks,
+                            const std::function<std::string()>& work,
+                            const ThrowForOthers& throw_for_others);
 
 }  // namespace lockstep::internal

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <c10/util/Exception.h>
 
-#include <exception>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
@@ -15,13 +14,12 @@
 #include "lockstep/checkpoint/generators.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/state_items.h"
-#include "lockstep/comm/errors.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/training_counters.h"
@@ -30,121 +28,105 @@ namespace lockstep {
 namespace {
 
 using internal::Ranks;
-using internal::words_of;
 
 struct Loaded {
-  enum Outcome : int64_t { kMissing, kReady, kFailed };
-
-  Outcome outcome = kFailed;
+  bool found = false;
   Snapshot snapshot;
   std::unique_ptr<internal::OptimizerLoad> optimizer;
   std::function<void()> scheduler;
   std::vector<std::function<void()>> items;
   std::optional<at::Tensor> generator;
   nlohmann::json claims;  // null unless the training will save
-  std::exception_ptr failure;
 };
 
 // Does everything that can fail on this rank alone.
 Loaded prepare(const std::string& path, const TrainingState& state,
                const Ranks& ranks, bool will_save) {
   Loaded loaded;
-  try {
-    if (will_save && ranks.rank() == 0) internal::check_can_save(path);
-    if (will_save) {
-      internal::check_for_file(path, state, {}, ranks.size());
-      internal::require_loadable(state);
-      loaded.claims = internal::file_claims_of(state);
-    }
-    internal::require_optimizer(state);
-    try {
-      loaded.snapshot = load_snapshot_file(path);
-    } catch (const std::system_error& error) {
-      if (error.code() != std::errc::no_such_file_or_directory) throw;
-      loaded.outcome = Loaded::kMissing;
-      return loaded;
-    }
-    if (!state.model) {
-      throw std::invalid_argument("TrainingState.model is not set");
-    }
-    try {
-      NamedTensors model = loaded.snapshot.model_state;
-      for (const std::string& name : loaded.snapshot.not_tensors) {
-        model.emplace_back(name, at::Tensor());
-      }
-      const auto load = internal::check_state_dict(*state.model, model);
-      if (state.optimizer && loaded.snapshot.optimizer_state) {
-        loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
-            *state.optimizer,
-            internal::ordered_state(loaded.snapshot, load, *state.optimizer,
-                                    *state.model));
-      }
-      if (state.scheduler && !loaded.snapshot.scheduler_unreadable.empty()) {
-        throw std::invalid_argument(
-            "the snapshot's scheduler state is not read: " +
-            loaded.snapshot.scheduler_unreadable +
-            "; start without TrainingState.scheduler, or save the snapshot "
-            "without it");
-      }
-      if (state.scheduler && loaded.snapshot.scheduler_state) {
-        loaded.scheduler = state.scheduler->prepare_load(
-            internal::scheduler_state_of(loaded.snapshot));
-      }
-      for (const auto& [name, item] : state.items) {
-        const auto saved = loaded.snapshot.items.find(name);
-        if (saved == loaded.snapshot.items.end()) continue;
-        loaded.items.push_back(
-            internal::prepare_item(state, name, item, saved->second));
-      }
-    } catch (const std::invalid_argument& error) {
-      throw std::invalid_argument(path + ": " + error.what());
-    }
-    const auto& generators = loaded.snapshot.generator_states;
-    loaded.generator = internal::generator_state_for(
-        path, generators.size(), [&](size_t rank) { return generators[rank]; },
-        ranks.rank(), ranks.size());
-    loaded.outcome = Loaded::kReady;
-  } catch (...) {
-    loaded.failure = std::current_exception();
+  if (will_save && ranks.rank() == 0) internal::check_can_save(path);
+  if (will_save) {
+    internal::check_for_file(path, state, {}, ranks.size());
+    internal::require_loadable(state);
+    loaded.claims = internal::file_claims_of(state);
   }
+  internal::require_optimizer(state);
+  try {
+    loaded.snapshot = load_snapshot_file(path);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::no_such_file_or_directory) throw;
+    return loaded;
+  }
+  loaded.found = true;
+  if (!state.model) {
+    throw std::invalid_argument("TrainingState.model is not set");
+  }
+  try {
+    NamedTensors model = loaded.snapshot.model_state;
+    for (const std::string& name : loaded.snapshot.not_tensors) {
+      model.emplace_back(name, at::Tensor());
+    }
+    const auto load = internal::check_state_dict(*state.model, model);
+    if (state.optimizer && loaded.snapshot.optimizer_state) {
+      loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
+          *state.optimizer,
+          internal::ordered_state(loaded.snapshot, load, *state.optimizer,
+                                  *state.model));
+    }
+    if (state.scheduler && !loaded.snapshot.scheduler_unreadable.empty()) {
+      throw std::invalid_argument(
+          "the snapshot's scheduler state is not read: " +
+          loaded.snapshot.scheduler_unreadable +
+          "; start without TrainingState.scheduler, or save the snapshot "
+          "without it");
+    }
+    if (state.scheduler && loaded.snapshot.scheduler_state) {
+      loaded.scheduler = state.scheduler->prepare_load(
+          internal::scheduler_state_of(loaded.snapshot));
+    }
+    for (const auto& [name, item] : state.items) {
+      const auto saved = loaded.snapshot.items.find(name);
+      if (saved == loaded.snapshot.items.end()) continue;
+      loaded.items.push_back(
+          internal::prepare_item(state, name, item, saved->second));
+    }
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(path + ": " + error.what());
+  }
+  const auto& generators = loaded.snapshot.generator_states;
+  loaded.generator = internal::generator_state_for(
+      path, generators.size(), [&](size_t rank) { return generators[rank]; },
+      ranks.rank(), ranks.size());
   return loaded;
 }
 
-// Throws on every rank unless all ranks have the same file, or none has one,
-// and can save together.
-void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
-  const auto all = ranks.gather_objects({{"outcome", mine.outcome},
-                                         {"digest", mine.snapshot.digest},
-                                         {"claims", mine.claims}});
+// Collective. Does prepare() on all ranks. Throws on every rank unless all have
+// the same file, or none has one, and can save together.
+Loaded prepare_together(const std::string& path, const TrainingState& state,
+                        const Ranks& ranks, bool will_save) {
+  Loaded loaded;
+  const auto all = internal::gather_or_fail(
+      ranks,
+      [&](nlohmann::json& mine) {
+        loaded = prepare(path, state, ranks, will_save);
+        mine = {{"found", loaded.found},
+                {"digest", loaded.snapshot.digest},
+                {"claims", loaded.claims}};
+      },
+      internal::failed_load(path));
   std::vector<nlohmann::json> claims;
-  std::vector<size_t> failed;
   std::vector<size_t> missing;
-  std::vector<size_t> ready;
   std::vector<size_t> different;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const auto outcome = all[rank].at("outcome").get<Loaded::Outcome>();
-    auto& list = outcome == Loaded::kFailed    ? failed
-                 : outcome == Loaded::kMissing ? missing
-                                               : ready;
-    list.push_back(rank);
+    if (!all[rank].at("found").get<bool>()) missing.push_back(rank);
     if (all[rank].at("digest") != all[0].at("digest")) {
       different.push_back(rank);
     }
     claims.push_back(all[rank].at("claims"));
   }
-  if (!failed.empty()) {
-    const std::string words =
-        ranks.share(mine.failure ? words_of(mine.failure) : "", failed.front());
-    if (mine.failure) std::rethrow_exception(mine.failure);
-    throw SnapshotError(path,
-                        "was loaded by no rank: " +
-                            internal::list_of_ranks(failed) + ": " + words,
-                        "");
-  }
   internal::require_same_in_file(claims);
   const std::string advice =
       "copy one file to the hosts of all ranks, or name a path that they share";
-  if (!missing.empty() && !ready.empty()) {
+  if (!missing.empty() && missing.size() < all.size()) {
     throw SnapshotError(path,
                         "is missing on " + internal::list_of_ranks(missing) +
                             " of " + std::to_string(ranks.size()),
@@ -157,6 +139,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
                             " as on rank 0",
                         advice);
   }
+  return loaded;
 }
 
 // Collective if the file, which is the same on all ranks, has items. Throws on
@@ -164,18 +147,15 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
 void load_items(const std::string& path, const Loaded& loaded,
                 const Ranks& ranks) {
   if (loaded.snapshot.items.empty()) return;
-  std::exception_ptr failure;
-  try {
-    for (const auto& load : loaded.items) load();
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  if (ranks.any({failure != nullptr})[0] == 0) return;
-  if (failure) std::rethrow_exception(failure);
-  throw SnapshotError(path,
-                      "was loaded in part: load_state_dict() of an item has "
-                      "thrown on another rank",
-                      "load again, or begin anew");
+  internal::gather_or_fail(
+      ranks,
+      [&](nlohmann::json&) {
+        for (const auto& load : loaded.items) load();
+      },
+      [&](const std::string& words, bool /*is_mistake*/) {
+        throw SnapshotError(path, "was loaded in part: " + words,
+                            "load again, or begin anew");
+      });
 }
 
 // Says what of the training the file has restored.
@@ -251,9 +231,8 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
     if (warns) warn_of_parts(parts);
     return parts;
   }
-  const Loaded loaded = prepare(path, state, ranks, options.will_save);
-  agree(path, loaded, ranks);
-  if (loaded.outcome == Loaded::kMissing) return {};
+  const Loaded loaded = prepare_together(path, state, ranks, options.will_save);
+  if (!loaded.found) return {};
   load_state_dict(*state.model, loaded.snapshot.model_state);
   if (loaded.optimizer) loaded.optimizer->apply();
   if (loaded.scheduler) loaded.scheduler();

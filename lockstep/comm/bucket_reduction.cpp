@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/collectives.h"
@@ -115,19 +116,14 @@ class AllReducedBuckets final : public BucketReduction {
                  " buckets; publish each once after begin(), in order"));
   }
   void compare(int64_t iteration) const {
-    auto mine =
-        at::full({1}, iteration,
-                 at::TensorOptions(at::kLong).device(group_->control_device()));
-    auto all = at::empty({group_->size()}, mine.options());
-    all_gather_into_tensor(all, mine, {.group = group_});
-    all = all.cpu();
-    const auto* iterations = all.const_data_ptr<int64_t>();
+    const auto iterations = gather_numbers(group_, {iteration});
     for (int rank = 1; rank < group_->size(); ++rank) {
       if (iterations[rank] == iterations[0]) continue;
-      throw c10::DistBackendError(c10::str(
-          words_.difference, ": rank ", group_->global_rank(0), " ",
-          words_.described(iterations[0]), ", rank ", group_->global_rank(rank),
-          " ", words_.described(iterations[rank]), "; ", words_.remedy));
+      throw c10::DistBackendError(
+          c10::str(words_.difference, ": rank ", group_->global_rank(0), " ",
+                   words_.described(iterations[0][0]), ", rank ",
+                   group_->global_rank(rank), " ",
+                   words_.described(iterations[rank][0]), "; ", words_.remedy));
     }
   }
 

@@ -43,7 +43,7 @@ bool is_nccl(const Call& call, const Buffers& buffers) {
 }
 
 CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
-                     const Agreement& agreement) {
+                     const AgreedCall& agreement) {
   const auto extent = buffers.extent();
   Agreed agreed;
   if (agreement) agreed = agreement();
@@ -445,7 +445,7 @@ std::vector<ElementType> other_types(const Call& call, const Buffers& buffers) {
 }
 
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
-                       const Agreement& agreement,
+                       const AgreedCall& agreement,
                        const std::function<WorkPtr()>& start) {
   const bool compares = agreement && call.group->checks_calls();
   RunningCall running(
@@ -495,7 +495,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
 }  // namespace
 
 WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
-                       const Agreement& agreement,
+                       const AgreedCall& agreement,
                        const std::function<WorkPtr()>& start) {
   buffers.require_apart(call);
   call.take_numbers();

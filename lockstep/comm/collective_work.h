@@ -20,13 +20,13 @@ struct Agreed {
   std::vector<int64_t> sends{};
   std::vector<int64_t> receives{};
 };
-using Agreement = std::function<Agreed()>;
+using AgreedCall = std::function<Agreed()>;
 
 // Numbers the call, compares `agreement` between the ranks if the group
 // compares calls, and starts the operation. Waits for its end unless it is
 // asynchronous. `start` returns the backend's work.
 WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
-                       const Agreement& agreement,
+                       const AgreedCall& agreement,
                        const std::function<WorkPtr()>& start);
 
 // Runs `step`, a blocking collective that c10d does not have, with a number, a

@@ -20,7 +20,7 @@ namespace lockstep::internal {
 // spans are observed. `recorder` must live until end().
 class Operation {
  public:
-  // What observers of spans see.
+  // The spans that observers see.
   enum class Spans : uint8_t {
     none,      // the spans of its caller and its parts are enough
     nested,    // a span that ends in the function that began it
@@ -67,7 +67,7 @@ class Operation {
   }
 
   FlightRecorder* recorder_;
-  uint64_t record_;  // 0: not recorded, or ended
+  uint64_t record_;  // 0 if it is not recorded, or has ended
   Span span_;
 };
 

@@ -449,7 +449,7 @@ WORLD_TEST(ZeroDdp, AMistakeOfOneRankEndsAll, 2, 3) {
   EXPECT_THAT([&] { Zero(model, groups); },
               ThrowsMessage<std::invalid_argument>(HasSubstr(
                   errs ? "parameter group"
-                       : c10::str("rank ", world.size - 1, " refused"))));
+                       : c10::str("rank ", world.size - 1, ": Zero"))));
 }
 
 WORLD_TEST(ZeroDdp, OptionsThatDifferAreNamed, 2, 3) {

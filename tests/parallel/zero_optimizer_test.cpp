@@ -399,7 +399,7 @@ WORLD_TEST(ZeroOptimizer, MistakesAreRefusedOnAllRanks, 2) {
               refused("step_in_backward needs a DistributedDataParallel"));
   auto some = net->parameters();
   if (world.rank == 1) some.pop_back();
-  EXPECT_THAT([&] { Zero{some}; }, refused("of rank 1 (5 parameters)"));
+  EXPECT_THAT([&] { Zero{some}; }, refused("nothing on rank 1"));
 
   Zero optimizer(net->first->parameters());
   EXPECT_THAT(

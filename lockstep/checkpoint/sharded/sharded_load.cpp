@@ -14,6 +14,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
@@ -487,34 +488,28 @@ class FolderLoad {
     }
   }
 
+  void list_own_candidates(Json& mine) {
+    if (options_.will_save) {
+      mine["claims"] = claims_before_training(state_, {});
+      require_loadable(state_);
+      if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
+    }
+    if (ranks_.rank() != 0) return;
+    mine["candidates"] = Json::array();
+    if (options_.will_save) check_can_save_in(path_);
+    for (const SnapshotEntry& entry : snapshots_in(path_)) {
+      mine["candidates"].push_back(entry.path);
+    }
+    if (mine["candidates"].empty() && holds_tensors(path_)) {
+      mine["candidates"].push_back(path_);
+    }
+  }
+
   // Returns the snapshots to try, newest first; the same on all ranks.
   std::vector<std::string> list_candidates() {
-    Json mine = Json::object();
-    std::exception_ptr failure;
-    try {
-      if (options_.will_save) {
-        mine["claims"] = claims_before_training(state_, {});
-        require_loadable(state_);
-      }
-      if (options_.will_save && optimizer_failure_) {
-        std::rethrow_exception(optimizer_failure_);
-      }
-      if (ranks_.rank() == 0) {
-        mine["candidates"] = Json::array();
-        if (options_.will_save) check_can_save_in(path_);
-        for (const SnapshotEntry& entry : snapshots_in(path_)) {
-          mine["candidates"].push_back(entry.path);
-        }
-        if (mine["candidates"].empty() && holds_tensors(path_)) {
-          mine["candidates"].push_back(path_);
-        }
-      }
-    } catch (...) {
-      failure = std::current_exception();
-      mine = {{"failed", words_of(failure)}};
-    }
-    const auto all = ranks_.gather_objects(mine);
-    throw_first_failure(all, failure);
+    const auto all = gather_or_fail(
+        ranks_, [&](Json& mine) { list_own_candidates(mine); },
+        failed_load(path_));
     std::vector<Json> claims;
     for (const Json& rank : all) {
       if (rank.contains("claims")) claims.push_back(rank.at("claims"));
@@ -681,21 +676,20 @@ class FolderLoad {
   // Returns what is damaged; nothing if every rank is ready. Throws on every
   // rank if one has failed in another way, or if they have different files.
   std::string agree(const std::string& candidate) {
-    Json mine = Json::object();
-    if (failure_) {
-      mine[readiness_ == Readiness::kFailed ? "failed" : "damaged"] =
-          words_of(failure_);
-    } else {
+    const auto tell = [&](Json& mine) {
+      if (readiness_ == Readiness::kFailed) std::rethrow_exception(failure_);
+      if (readiness_ == Readiness::kDamaged) {
+        mine["damaged"] = words_of(failure_);
+        return;
+      }
       mine["digest"] = ready_.files->digest();
       mine["foreign_tensors"] = ready_.foreign_tensors;
       mine["stages"] = stages_of(*state_.model, /*buffers=*/false);
       if (!ready_.optimizers.empty()) {
         mine["foreign_parameters"] = ready_.foreign_parameters;
       }
-    }
-    const auto all = ranks_.gather_objects(mine);
-    throw_first_failure(all,
-                        readiness_ == Readiness::kFailed ? failure_ : nullptr);
+    };
+    const auto all = gather_or_fail(ranks_, tell, failed_load(path_));
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (!all[rank].contains("damaged")) continue;
       const auto words = all[rank].at("damaged").get<std::string>();
@@ -748,36 +742,22 @@ class FolderLoad {
     }
   }
 
-  void throw_first_failure(const std::vector<Json>& all,
-                           const std::exception_ptr& mine) const {
-    std::vector<size_t> failed;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      if (all[rank].contains("failed")) failed.push_back(rank);
-    }
-    if (failed.empty()) return;
-    if (mine) std::rethrow_exception(mine);
-    throw SnapshotError(path_,
-                        "was loaded by no rank: " + list_of_ranks(failed) +
-                            ": " +
-                            all[failed.front()].at("failed").get<std::string>(),
-                        "");
-  }
-
   void take_over() {
-    std::exception_ptr failure;
-    Json mine = Json::object();
-    try {
-      ready_.reader->read();
-      for (const auto& optimizer : ready_.optimizers) optimizer->apply();
-      if (ready_.scheduler) ready_.scheduler();
-      for (const auto& load : ready_.objects) load();
-    } catch (...) {
-      failure = std::current_exception();
-      mine["failed"] = words_of(failure) +
-                       " (it was verified before; model and optimizer are now "
-                       "partly overwritten: load again)";
-    }
-    throw_first_failure(ranks_.gather_objects(mine), failure);
+    gather_or_fail(
+        ranks_,
+        [&](Json&) {
+          ready_.reader->read();
+          for (const auto& optimizer : ready_.optimizers) optimizer->apply();
+          if (ready_.scheduler) ready_.scheduler();
+          for (const auto& load : ready_.objects) load();
+        },
+        [&](const std::string& words, bool is_mistake) {
+          failed_load(path_)(words +
+                                 " (it was verified before; model and "
+                                 "optimizer are now partly overwritten: load "
+                                 "again)",
+                             is_mistake);
+        });
     if (ready_.generator) set_generator_state(*ready_.generator);
     const auto& manifest = ready_.files->manifest();
     restore_numbers(manifest ? manifest->numbers : without_numbers(), state_,

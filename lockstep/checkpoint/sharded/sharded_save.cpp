@@ -240,15 +240,9 @@ ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
       rank_(ranks.rank()),
       ranks_(ranks.size()),
       files_(files) {
-  Json mine = Json::object();
-  try {
-    collect(state, optimizer_state_of, mine);
-  } catch (...) {
-    failure_ = std::current_exception();
-    mine = {{kFailed, RankFailure(failure_).text()}};
-  }
-  const auto all = ranks.gather_objects(mine);
-  throw_if_any_failed(folder_, all, failure_);
+  const auto all = gather_or_fail(
+      ranks, [&](Json& mine) { collect(state, optimizer_state_of, mine); },
+      failed_save(folder_));
   make_plan(all);
   begin_folder(ranks);
 }
@@ -428,15 +422,13 @@ void ShardedSave::add_ranks_of_item(const std::vector<Json>& all,
 }
 
 void ShardedSave::begin_folder(const Ranks& ranks) {
-  if (rank_ == 0) {
-    try {
-      being_saved_ = std::make_unique<SnapshotBeingSaved>(files_, folder_);
-      aside_ = being_saved_->path();
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-  }
-  aside_ = share_outcome(ranks, folder_, aside_, failure_);
+  aside_ = from_first_rank(
+      ranks,
+      [&] {
+        being_saved_ = std::make_unique<SnapshotBeingSaved>(files_, folder_);
+        return being_saved_->path();
+      },
+      failed_save(folder_));
 }
 
 void ShardedSave::write() {
@@ -476,32 +468,25 @@ void ShardedSave::write() {
 }
 
 std::string ShardedSave::commit(const Ranks& ranks) {
-  Json mine = Json::object();
   ReplicaChecksums checksums;
-  if (failure_) {
-    mine[kFailed] = RankFailure(failure_).text();
-  } else {
-    checksums = checksums_of_replicas();
-    mine["files"] = Json::array();
-    for (const WrittenFile& file : written_) {
-      mine["files"].push_back({file.name, file.bytes, file.header_checksum});
-    }
-    mine["replicas"] = digests_of(checksums);
-  }
-  const auto all = ranks.gather_objects(mine);
-  throw_if_any_failed(folder_, all, failure_);
+  const auto all = gather_or_fail(
+      ranks,
+      [&](Json& mine) {
+        if (failure_) std::rethrow_exception(failure_);
+        checksums = checksums_of_replicas();
+        mine["files"] = Json::array();
+        for (const WrittenFile& file : written_) {
+          mine["files"].push_back(
+              {file.name, file.bytes, file.header_checksum});
+        }
+        mine["replicas"] = digests_of(checksums);
+      },
+      failed_save(folder_));
   std::vector<Json> digests;
   for (const Json& rank : all) digests.push_back(rank.at("replicas"));
   require_equal_replicas(digests, checksums, ranks);
-  std::string path;
-  if (rank_ == 0) {
-    try {
-      path = finish(all);
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-  }
-  return share_outcome(ranks, folder_, path, failure_);
+  return from_first_rank(
+      ranks, [&] { return finish(all); }, failed_save(folder_));
 }
 
 ReplicaChecksums ShardedSave::checksums_of_replicas() const {

@@ -2,57 +2,42 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 
-#include <bit>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/object_collectives.h"
 
 namespace lockstep::internal {
 namespace {
 
-// A number that must be equal on all ranks, and its text in an error.
-struct AgreedNumber {
-  const char* what;
-  int64_t value;
-  std::string (*text)(int64_t value);
-};
+using NamedText = std::pair<const char*, std::string>;
 
-std::string plain_text(int64_t value) { return std::to_string(value); }
-std::string flag_text(int64_t value) { return value != 0 ? "true" : "false"; }
-std::string order_text(int64_t value) {
-  return value == static_cast<int64_t>(ContextOrder::plain) ? "plain"
-                                                            : "zigzag";
-}
-std::string dtype_text(int64_t value) {
-  return c10::toString(static_cast<at::ScalarType>(value));
-}
-// A scale is never 0, so 0 stands for none.
-std::string scale_text(int64_t value) {
-  return value == 0 ? "none" : c10::str(std::bit_cast<double>(value));
-}
-
-std::vector<AgreedNumber> agreed_numbers(const AttentionCall& call,
-                                         const AttentionInputs& inputs) {
+// The values that must be equal on all ranks.
+std::vector<NamedText> agreed_texts(const AttentionCall& call,
+                                    const AttentionInputs& inputs) {
   const auto& [query, key, value] = inputs;
   const bool requires_grad =
       at::GradMode::is_enabled() &&
       (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  const auto flag = [](bool one) { return one ? "true" : "false"; };
   return {
-      {"the batch size", query.size(0), plain_text},
-      {"the number of heads", query.size(1), plain_text},
-      {"the number of key heads", key.size(1), plain_text},
-      {"head_dim", query.size(3), plain_text},
-      {"the dtype", static_cast<int64_t>(query.scalar_type()), dtype_text},
-      {"is_causal", call.is_causal ? 1 : 0, flag_text},
-      {"order", static_cast<int64_t>(call.order), order_text},
-      {"scale", std::bit_cast<int64_t>(call.scale.value_or(0)), scale_text},
-      {"whether an input requires grad", requires_grad ? 1 : 0, flag_text},
+      {"the batch size", std::to_string(query.size(0))},
+      {"the number of heads", std::to_string(query.size(1))},
+      {"the number of key heads", std::to_string(key.size(1))},
+      {"head_dim", std::to_string(query.size(3))},
+      {"the dtype", c10::toString(query.scalar_type())},
+      {"is_causal", flag(call.is_causal)},
+      {"order", call.order == ContextOrder::plain ? "plain" : "zigzag"},
+      {"scale", call.scale ? Object(*call.scale).dump() : "none"},
+      {"whether an input requires grad", flag(requires_grad)},
   };
 }
 
@@ -142,31 +127,19 @@ void check_attention(const AttentionCall& call, const AttentionInputs& inputs,
 
 AttentionLengths agree_on_attention(const AttentionCall& call,
                                     const AttentionInputs& inputs) {
-  const auto& group = call.group;
-  const auto agreed = agreed_numbers(call, inputs);
-  std::vector<int64_t> row{inputs.query.size(2), inputs.key.size(2)};
-  for (const auto& number : agreed) row.push_back(number.value);
-  auto own = at::tensor(row, at::kLong).to(group->control_device());
-  auto rows = at::empty({group->size(), own.numel()}, own.options());
-  all_gather_into_tensor(rows, own, {.group = group, .timeout = call.timeout});
-  rows = rows.cpu();
-
+  Agreement agreement(call.group, {.timeout = call.timeout});
+  for (auto& [name, text] : agreed_texts(call, inputs)) {
+    agreement.hold(name, std::move(text));
+  }
+  agreement.tell({inputs.query.size(2), inputs.key.size(2)});
+  if (const auto difference = agreement.compare()) {
+    throw std::invalid_argument(c10::str(call.name, ": ", difference->words(),
+                                         "; it must be the same on all"));
+  }
   AttentionLengths lengths;
-  for (int64_t rank = 0; rank < group->size(); ++rank) {
-    const auto* theirs = rows[rank].const_data_ptr<int64_t>();
-    lengths.queries.push_back(*theirs++);
-    lengths.keys.push_back(*theirs++);
-    for (const auto& number : agreed) {
-      // All ranks compare with rank 0, so that they throw the same.
-      const auto first = rows[0][&number - agreed.data() + 2].item<int64_t>();
-      if (*theirs != first) {
-        throw std::invalid_argument(c10::str(
-            call.name, ": the ranks of the group differ in ", number.what, ": ",
-            number.text(first), " on rank 0, ", number.text(*theirs),
-            " on rank ", rank, "; it must be the same on all"));
-      }
-      ++theirs;
-    }
+  for (const auto& tokens : agreement.told()) {
+    lengths.queries.push_back(tokens[0]);
+    lengths.keys.push_back(tokens[1]);
   }
   return lengths;
 }

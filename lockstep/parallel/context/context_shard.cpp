@@ -4,12 +4,12 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/util/StringUtil.h>
 
 #include <stdexcept>
 #include <vector>
 
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/context/context_chunks.h"
@@ -34,14 +34,12 @@ int64_t sequence_dim(const char* name, const at::Tensor& tensor, int64_t dim) {
 
 std::vector<int64_t> gather_lengths(const CollectiveOptions& call,
                                     int64_t length) {
-  const auto& group = call.group;
-  const auto options =
-      at::TensorOptions(at::kLong).device(group->control_device());
-  auto lengths = at::empty({group->size()}, options);
-  all_gather_into_tensor(lengths, at::full({1}, length, options), call);
-  lengths = lengths.cpu();
-  const auto* data = lengths.const_data_ptr<int64_t>();
-  return {data, data + group->size()};
+  std::vector<int64_t> lengths;
+  for (const auto& numbers :
+       internal::gather_numbers(call.group, {length}, call.timeout)) {
+    lengths.push_back(numbers[0]);
+  }
+  return lengths;
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/modules/embedding.h>
 
-#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/version_of.h"
@@ -19,7 +19,6 @@
 #include "lockstep/parallel/ddp/replica_check.h"
 #include "lockstep/parallel/module/registered_parameters.h"
 #include "lockstep/parallel/module/result_alias.h"
-#include "lockstep/state/digest.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/worker/training_counters.h"
 
@@ -377,19 +376,12 @@ void DdpState::retrain() {
 // Returns whether all ranks train the same parameters and already have buckets
 // for them. Collective.
 bool DdpState::same_on_all_ranks(bool known) const {
-  const auto& group = options_.process_group;
-  Digest digest;
+  Agreement agreement(options_.process_group);
+  agreement.hold("known", known ? "yes" : "no");
   for (const auto& [name, tensor] : trained()) {
-    digest.add(name);
-    digest.add(std::string(tensor.toString()));
+    agreement.hold(name, tensor.toString());
   }
-  const at::Tensor mine =
-      at::tensor({static_cast<int64_t>(digest.value()), int64_t{known}},
-                 at::kLong)
-          .to(group->control_device());
-  at::Tensor all = at::empty({group->size(), 2}, mine.options());
-  all_gather_into_tensor(all, mine, {.group = group});
-  return known && (all == mine).all().item<bool>();
+  return agreement.is_same() && known;
 }
 
 void DdpState::before_forward() {

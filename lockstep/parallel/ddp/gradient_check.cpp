@@ -5,7 +5,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/agreement.h"
 
 namespace lockstep::internal {
 
@@ -30,13 +30,8 @@ void GradientCheck::look(size_t parameter, const at::Tensor& gradient) {
 }
 
 void GradientCheck::agree(int64_t step) {
-  const auto device = group_->control_device();
-  auto mine = at::tensor({found_, int64_t{is_nan_}}, at::kLong).to(device);
-  auto all = at::empty({group_->size(), 2}, mine.options());
-  all_gather_into_tensor(all, mine, {.group = group_});
+  const auto seen = gather_numbers(group_, {found_, int64_t{is_nan_}});
   found_ = -1;
-  const auto on_cpu = all.cpu();
-  const auto seen = on_cpu.accessor<int64_t, 2>();
   for (int rank = 0; rank < group_->size(); ++rank) {
     if (seen[rank][0] < 0) continue;
     throw std::runtime_error(c10::str(

@@ -8,15 +8,14 @@
 
 #include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/sharding_root.h"
@@ -123,64 +122,44 @@ std::vector<std::pair<std::string, std::string>> compared_options(
           {"init_sync", flag(options.init_sync)}};
 }
 
-// Returns on all ranks of `group` what the first two that differ have; nothing
-// if all have the same. `own`: {options, parameters}.
-std::optional<std::string> unit_difference(const Object& own,
-                                           const ProcessGroupPtr& group) {
-  if (group->size() == 1) return std::nullopt;
-  const auto all = all_gather_object(own, {.group = group});
-  for (int rank = 1; rank < group->size(); ++rank) {
-    const auto& [options, parameters] =
-        std::tie(all[rank]["options"], all[rank]["parameters"]);
-    for (size_t i = 0; i < options.size(); ++i) {
-      const auto& first = all[0]["options"][i];
-      if (options[i] == first) continue;
-      return c10::str("option ", first[0].get<std::string>(), " is ",
-                      options[i][1].get<std::string>(), " on rank ",
-                      group->global_rank(rank), " and ",
-                      first[1].get<std::string>(), " on rank ",
-                      group->global_rank(0),
-                      "; give the same options on every rank");
-    }
-    if (parameters == all[0]["parameters"]) continue;
-    return c10::str("rank ", group->global_rank(rank),
-                    " has other parameters or buffers than rank ",
-                    group->global_rank(0),
-                    "; construct the same module on every rank, with equal "
-                    "values unless init_sync is set (set_placement() tells of "
-                    "buffers that may differ). They have:\n",
-                    parameters.get<std::string>(), "and\n",
-                    all[0]["parameters"].get<std::string>());
-  }
-  return std::nullopt;
-}
-
 // Throws on all ranks if they have different parameters, buffers or options, or
 // different parts of a parameter.
 void require_same_on_ranks(const torch::nn::Module& module,
                            const std::vector<FoundParameter>& parameters,
                            const FullyShardOptions& options) {
   const bool values = !options.init_sync;
-  std::string text;
+  auto held = compared_options(options);
+  for (auto& [name, value] : held) name = "option " + name;
   for (const auto& [name, tensor, places] : parameters) {
     // Parts may have different shapes; their error comes below.
     const bool divided = is_divided_over_groups(tensor, options);
-    text += c10::str(name, " ",
-                     divided ? "divided" : description_of(tensor, values),
-                     tensor.requires_grad() ? "\n" : ", frozen\n");
+    held.emplace_back("parameter " + name,
+                      (divided ? "divided" : description_of(tensor, values)) +
+                          (tensor.requires_grad() ? "" : ", frozen"));
   }
   for (const auto& [name, tensor] : common_buffers(module, options)) {
-    text += "buffer " + name + " " + description_of(tensor, values) + "\n";
+    held.emplace_back("buffer " + name, description_of(tensor, values));
   }
-  const Object own{{"options", compared_options(options)},
-                   {"parameters", std::move(text)}};
-  auto found = unit_difference(own, options.group);
+  const auto compare = [&held](const ProcessGroupPtr& group) {
+    Agreement agreement(group);
+    for (const auto& [name, text] : held) agreement.hold(name, text);
+    return agreement.compare();
+  };
+  auto found = compare(options.group);
   // Also if this rank knows already: its replicas wait for it.
   if (options.replicate_group) {
-    const auto other = unit_difference(own, options.replicate_group);
+    const auto other = compare(options.replicate_group);
     if (!found) found = other;
   }
-  if (found) throw unit_mistake(*found);
+  if (found) {
+    throw unit_mistake(
+        found->words() +
+        (found->name.starts_with("option ")
+             ? "; give the same options on every rank"
+             : "; construct the same module on every rank, with equal values "
+               "unless init_sync is set (set_placement() tells of buffers that "
+               "may differ)"));
+  }
   for (const auto& group : {options.group, options.replicate_group}) {
     for (const auto& [name, tensor, places] : parameters) {
       if (!group) continue;

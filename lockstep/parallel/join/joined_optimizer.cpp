@@ -15,6 +15,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/gradient_shards.h"
@@ -32,19 +33,6 @@ constexpr const char* kTensorWord = "tensor";
 
 // The name of the only scalar tensor in a state_dict().
 constexpr const char* kStepName = "step";
-
-Object parameters_of(const torch::optim::Optimizer& optimizer) {
-  Object groups = Object::array();
-  for (const auto& group : optimizer.param_groups()) {
-    Object parameters = Object::array();
-    for (const at::Tensor& parameter : distinct(group.params())) {
-      parameters.push_back(
-          {c10::toString(parameter.scalar_type()), parameter.sizes().vec()});
-    }
-    groups.push_back(std::move(parameters));
-  }
-  return groups;
-}
 
 Object words_of(const NamedValues& values) {
   Object words = Object::object();
@@ -99,15 +87,21 @@ JoinedOptimizer::JoinedOptimizer(torch::optim::Optimizer& optimizer,
         "itself, so give it to join() instead");
   }
   internal::require_state_dict(optimizer);
-  const auto all =
-      all_gather_object(parameters_of(optimizer), {.group = group_});
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw std::invalid_argument(c10::str(
-        "JoinedOptimizer: the optimizer of rank ",
-        group_->global_rank(static_cast<int>(rank)),
-        " has other parameters than that of rank ", group_->global_rank(0),
-        "; groups, shapes and dtypes must be the same on all ranks"));
+  internal::Agreement agreement(group_);
+  const auto& groups = optimizer.param_groups();
+  agreement.hold("the number of parameter groups",
+                 std::to_string(groups.size()));
+  for (size_t g = 0; g < groups.size(); ++g) {
+    size_t number = 0;
+    for (const at::Tensor& parameter : distinct(groups[g].params())) {
+      agreement.hold(c10::str("parameter ", number++, " of group ", g),
+                     c10::str(parameter.scalar_type(), parameter.sizes()));
+    }
+  }
+  if (const auto difference = agreement.compare()) {
+    throw std::invalid_argument(
+        "JoinedOptimizer: " + difference->words() +
+        "; groups, shapes and dtypes must be the same on all ranks");
   }
   // Later, so that no rank waits for one that throws.
   for (const auto& group : optimizer.param_groups()) {

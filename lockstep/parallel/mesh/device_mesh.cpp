@@ -1,11 +1,14 @@
 #include "lockstep/parallel/mesh/device_mesh.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/host_id.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
@@ -34,27 +37,26 @@ std::vector<std::string> agree_on_mesh(const MeshLayout& layout,
         " with " + std::to_string(options.ranks_per_host) + " ranks per host";
   }
   if (options.allow_tensor_across_hosts) given += ", tensor across hosts";
-  const auto host = internal::host_id();
-  const auto all =
-      all_gather_object({{"mesh", given}, {"host", host.value_or("")}},
-                        {.group = parent, .timeout = options.timeout});
+  internal::Agreement agreement(parent, {.timeout = options.timeout});
+  agreement.hold("mesh", given);
+  if (const auto difference = agreement.compare()) {
+    throw std::invalid_argument(
+        c10::str("init_device_mesh: the ranks gave different meshes: rank ",
+                 difference->first_rank, " ", difference->first_text, ", rank ",
+                 difference->rank, " ", difference->text,
+                 "; give the same on every rank"));
+  }
   std::vector<std::string> hosts;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    const auto other = all[rank].at("mesh").get<std::string>();
-    const auto first = all[0].at("mesh").get<std::string>();
-    if (other != first) {
-      throw std::invalid_argument(
-          "init_device_mesh: the ranks gave different meshes: rank " +
-          std::to_string(parent->global_rank(0)) + " " + first + ", rank " +
-          std::to_string(parent->global_rank(static_cast<int>(rank))) + " " +
-          other + "; give the same on every rank");
+  if (options.ranks_per_host > 0) {
+    for (int rank = 0; rank < parent->size(); ++rank) {
+      hosts.push_back(std::to_string(rank / options.ranks_per_host));
     }
-    if (options.ranks_per_host > 0) {
-      hosts.push_back(
-          std::to_string(static_cast<int>(rank) / options.ranks_per_host));
-    } else {
-      hosts.push_back(all[rank].at("host").get<std::string>());
-    }
+    return hosts;
+  }
+  for (const Object& host :
+       all_gather_object(internal::host_id().value_or(""),
+                         {.group = parent, .timeout = options.timeout})) {
+    hosts.push_back(host.get<std::string>());
   }
   if (std::ranges::count(hosts, std::string())) hosts.clear();
   return hosts;

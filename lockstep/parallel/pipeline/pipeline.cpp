@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>
@@ -17,11 +16,11 @@
 #include <stdexcept>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/fsdp/graph_leaves.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
@@ -135,7 +134,7 @@ class Pipeline::State {
   };
 
   void check_stages() const;
-  void agree(const std::string& problem) const;
+  void agree(std::exception_ptr problem) const;
   void attach_layouts();
   void give_layout(const at::Tensor& tensor) const;
   void give_layout_to_parameters_of_loss(const Chunk& chunk) const;
@@ -179,7 +178,7 @@ Pipeline::State::State(std::vector<PipelineStage> stages,
                        PipelineOptions options)
     : options_(std::move(options)),
       group_(internal::group_or_default(options_.group)) {
-  std::string problem;
+  std::exception_ptr problem;
   try {
     const size_t ranks = options_.schedule.ranks.size();
     if (ranks != static_cast<size_t>(group_->size())) {
@@ -202,10 +201,10 @@ Pipeline::State::State(std::vector<PipelineStage> stages,
           "scale_gradients = false leaves it undivided; give one of them");
     }
     tied_.emplace(options_.tied_weights, stages, facts_.rank_of_stage, group_);
-  } catch (const std::invalid_argument& error) {
-    problem = error.what();
+  } catch (const std::invalid_argument&) {
+    problem = std::current_exception();
   }
-  agree(problem);
+  agree(std::move(problem));
   const PipelineSchedule with = has_messages(options_.schedule)
                                     ? options_.schedule
                                     : with_messages(options_.schedule);
@@ -237,9 +236,10 @@ void Pipeline::State::check_stages() const {
 }
 
 // Throws on all ranks if one has a problem, or if options differ.
-void Pipeline::State::agree(const std::string& problem) const {
-  std::string text = "!" + problem;
-  if (problem.empty()) {
+void Pipeline::State::agree(std::exception_ptr problem) const {
+  constexpr const char* kPlan = "the plan";
+  internal::Agreement agreement(group_, {.way = internal::AgreementWay::store});
+  if (!problem) {
     internal::Digest digest;
     digest.add(to_csv(options_.schedule));
     for (const TiedWeight& weight : options_.tied_weights) {
@@ -248,51 +248,22 @@ void Pipeline::State::agree(const std::string& problem) const {
         digest.add(holder.parameter);
       }
     }
-    text = c10::str(digest.value());
-    for (const std::string& shape : tied_->shapes()) text += "\n" + shape;
-  }
-  const auto texts = internal::roll_call(
-      *group_, text, internal::Deadline::after(group_->timeout()));
-  if (!problem.empty()) throw std::invalid_argument(problem);
-  const auto lines = [](const std::string& all) {
-    std::vector<std::string> parts(1);
-    for (const char c : all) {
-      if (c == '\n') {
-        parts.emplace_back();
-      } else {
-        parts.back() += c;
-      }
-    }
-    return parts;
-  };
-  std::vector<std::string> shapes(options_.tied_weights.size());
-  std::string first;
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const int global = group_->global_rank(static_cast<int>(rank));
-    if (texts[rank].starts_with('!')) {
-      throw std::invalid_argument(
-          c10::str("rank ", global, ": ", texts[rank].substr(1)));
-    }
-    const std::vector<std::string> parts = lines(texts[rank]);
-    if (rank == 0) first = parts.front();
-    if (parts.front() != first) {
-      throw std::invalid_argument(
-          c10::str("rank ", global,
-                   " has another schedule, or other tied "
-                   "weights, for the pipeline than rank ",
-                   group_->global_rank(0), "; give all ranks the same"));
-    }
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const std::string& shape = parts.at(i + 1);
-      if (shape.empty()) continue;
-      if (shapes[i].empty()) shapes[i] = shape;
-      if (shapes[i] != shape) {
-        throw std::invalid_argument(
-            c10::str("rank ", global, " has ", shape, " for tied weight ", i,
-                     ", of which another rank has ", shapes[i]));
-      }
+    agreement.hold(kPlan, std::to_string(digest.value()));
+    size_t number = 0;
+    for (const std::string& shape : tied_->shapes()) {
+      agreement.hold(c10::str("tied weight ", number++), shape);
     }
   }
+  agreement.fail(std::move(problem));
+  const auto difference = agreement.compare();
+  if (!difference) return;
+  throw std::invalid_argument(
+      difference->name != kPlan
+          ? difference->words()
+          : c10::str("rank ", difference->rank,
+                     " has another schedule, or other tied weights, for the "
+                     "pipeline than rank ",
+                     difference->first_rank, "; give all ranks the same"));
 }
 
 void Pipeline::State::attach_layouts() {
@@ -460,7 +431,7 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
                 internal::words_of(std::current_exception());
     }
   }
-  std::vector<int64_t> mine{problem.empty() ? 0 : 1, training ? 1 : 0, -1, -1};
+  std::vector<int64_t> mine{-1, -1};  // rows of inputs and target
   run.shapes.assign(count, 0);
   if (problem.empty() && has_first()) {
     run.inputs.resize(count);
@@ -469,59 +440,42 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
       for (size_t i = 0; i < count; ++i) run.inputs[i].push_back(parts[i]);
     }
     run.shapes = shapes_of(run.inputs);
-    mine[2] = inputs[0].size(0);
+    mine[0] = inputs[0].size(0);
   }
   if (problem.empty() && has_last() && target.defined()) {
     run.targets = target.tensor_split(facts_.micro_batches);
-    mine[3] = target.size(0);
+    mine[1] = target.size(0);
   }
   mine.insert(mine.end(), run.shapes.begin(), run.shapes.end());
   const auto trained = tied_->trained();
   mine.insert(mine.end(), trained.begin(), trained.end());
   mine.push_back(trained_parts(run));
 
-  const auto device = group_->control_device();
-  const int64_t length = static_cast<int64_t>(mine.size());
-  at::Tensor all = at::empty({group_->size(), length},
-                             at::TensorOptions(at::kLong).device(device));
+  internal::Agreement agreement(group_);
+  agreement.hold("the call",
+                 training ? "Pipeline::step()" : "Pipeline::eval()");
+  agreement.tell(std::move(mine));
+  if (!problem.empty()) {
+    agreement.fail(std::make_exception_ptr(std::invalid_argument(problem)));
+  }
+  std::optional<internal::Agreement::Difference> difference;
   try {
-    all_gather_into_tensor(all, at::tensor(mine, at::kLong).to(device),
-                           {.group = group_});
+    difference = agreement.compare();
   } catch (const c10::DistError&) {
     internal::fail_together(groups(), std::current_exception(),
                             "before the first action");
   }
-  all = all.to(at::kCPU);
-  const auto header = all.accessor<int64_t, 2>();
-  bool has_problem = false;
-  for (int rank = 0; rank < group_->size(); ++rank) {
-    has_problem |= header[rank][0] != 0;
+  if (difference) {
+    throw std::invalid_argument(c10::str(
+        "rank ", difference->rank, " called ", difference->text, ", but rank ",
+        difference->first_rank, " called ", difference->first_text));
   }
-  if (has_problem) {
-    const auto texts = internal::roll_call(
-        *group_, problem, internal::Deadline::after(group_->timeout()));
-    if (!problem.empty()) throw std::invalid_argument(problem);
-    for (size_t rank = 0; rank < texts.size(); ++rank) {
-      if (texts[rank].empty()) continue;
-      throw std::invalid_argument(
-          c10::str("rank ", group_->global_rank(static_cast<int>(rank)), ": ",
-                   texts[rank]));
-    }
-  }
-  for (int rank = 1; rank < group_->size(); ++rank) {
-    if (header[rank][1] == header[0][1]) continue;
-    const auto name = [&](int r) {
-      return header[r][1] != 0 ? "Pipeline::step()" : "Pipeline::eval()";
-    };
-    throw std::invalid_argument(
-        c10::str("rank ", group_->global_rank(rank), " called ", name(rank),
-                 ", but rank ", group_->global_rank(0), " called ", name(0)));
-  }
+  const auto& header = agreement.told();
   for (size_t i = 0; training && i < trained.size(); ++i) {
     int64_t known = -1;
     bool differs = false;
     for (int rank = 0; rank < group_->size(); ++rank) {
-      const int64_t value = header[rank][static_cast<int64_t>(4 + count + i)];
+      const int64_t value = header[rank][2 + count + i];
       if (value < 0) continue;
       differs |= value == 2 || (known >= 0 && value != known);
       known = value;
@@ -536,20 +490,20 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
   }
   const auto first = facts_.rank_of_stage.front();
   const auto last = facts_.rank_of_stage.back();
-  run.rows = header[first][2];
-  if (header[last][3] >= 0 && header[last][3] != run.rows) {
+  run.rows = header[first][0];
+  if (header[last][1] >= 0 && header[last][1] != run.rows) {
     throw std::invalid_argument(
         c10::str("the inputs of the pipeline have ", run.rows, " rows on rank ",
                  group_->global_rank(first), ", but the target has ",
-                 header[last][3], " on rank ", group_->global_rank(last)));
+                 header[last][1], " on rank ", group_->global_rank(last)));
   }
   // Ranks describe what they send once for each form of a batch.
   std::vector<int64_t> form{0};
   for (int rank = 0; rank < group_->size(); ++rank) {
-    form.push_back(header[rank][length - 1]);
+    form.push_back(header[rank].back());
   }
   for (size_t i = 0; i < count; ++i) {
-    form.front() = header[first][static_cast<int64_t>(4 + i)];
+    form.front() = header[first][2 + i];
     run.shapes[i] =
         known_forms_
             .try_emplace(form, static_cast<int64_t>(known_forms_.size()))

@@ -14,7 +14,7 @@ namespace lockstep {
 // of a tensor group seem to drift apart: ranks with different values train
 // without an error, but wrongly.
 //
-// Collective: one all_gather of a digest of each tensor; reads all of them.
+// Collective: one all_gather of 16 bytes; reads all tensors.
 // Throws std::runtime_error, on every rank, with the rank and what differs.
 // Nothing is changed. In a group of one, or without process groups, it does
 // nothing.

@@ -1,8 +1,5 @@
 #include "lockstep/parallel/zero/sharded_optimizer.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 
 #include <exception>
@@ -12,13 +9,12 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/ddp/reducer.h"
-#include "lockstep/state/digest.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 
@@ -34,21 +30,6 @@ ProcessGroupPtr group_of(const ZeroRedundancyOptions& options, DdpState* ddp) {
         "DistributedDataParallel; leave the option out");
   }
   return ddp->process_group();
-}
-
-// Bits of ShardedOptimizer::form().
-constexpr int64_t kSharedParameters = 1;
-constexpr int64_t kStepInBackward = 2;
-constexpr int64_t kCutParameters = 4;
-constexpr int64_t kOfDdp = 8;
-
-std::string words_of_form(int64_t form) {
-  std::string words =
-      form & kOfDdp ? "a DistributedDataParallel" : "parameters";
-  words += form & kCutParameters ? ", cut" : ", whole";
-  if (form & kSharedParameters) words += ", shared_parameters";
-  if (form & kStepInBackward) words += ", step_in_backward";
-  return words;
 }
 
 void check_options(const ZeroRedundancyOptions& options, bool has_ddp) {
@@ -217,69 +198,35 @@ void ShardedOptimizer::check_new_groups() const {
   }
 }
 
-// Returns the options that must be the same on all ranks, as bits of a number.
-int64_t ShardedOptimizer::form() const {
-  return kSharedParameters * options_.shared_parameters +
-         kStepInBackward * options_.step_in_backward + kCutParameters * cut_ +
-         kOfDdp * has_ddp_;
-}
-
 // Throws if the ranks' new groups differ; they would otherwise overwrite each
-// other's parameters. `mistaken`: this rank refuses its own groups and will
-// throw its own error.
-void ShardedOptimizer::agree_on_new_groups(bool mistaken) const {
-  if (group_->size() == 1) return;
-  Digest digest;
-  int64_t count = 0;
-  for (size_t g = adopted_; !mistaken && g < param_groups_.size(); ++g) {
-    digest.add(uint64_t{g});
-    for (const at::Tensor& parameter : param_groups_[g].params()) {
-      digest.add(static_cast<uint64_t>(parameter.scalar_type()));
-      for (int64_t number : parameter.sizes()) {
-        digest.add(static_cast<uint64_t>(number));
+// other's parameters. `mistake`: why this rank refuses its own groups, or null.
+void ShardedOptimizer::agree_on_new_groups(std::exception_ptr mistake) const {
+  Agreement agreement(group_);
+  if (!mistake) {
+    agreement.hold(
+        "what was given",
+        c10::str(has_ddp_ ? "a DistributedDataParallel" : "parameters",
+                 cut_ ? ", cut" : ", whole",
+                 options_.shared_parameters ? ", shared_parameters" : "",
+                 options_.step_in_backward ? ", step_in_backward" : ""));
+    agreement.hold("the number of parameter groups",
+                   std::to_string(param_groups_.size()));
+    for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+      size_t number = 0;
+      for (const at::Tensor& parameter : param_groups_[g].params()) {
+        agreement.hold(c10::str("parameter ", number++, " of group ", g),
+                       c10::str(parameter.scalar_type(), parameter.sizes(),
+                                " with strides ", parameter.strides()));
       }
-      for (int64_t number : parameter.strides()) {
-        digest.add(static_cast<uint64_t>(number));
-      }
-      ++count;
     }
   }
-  const at::Tensor mine = at::tensor({int64_t{mistaken}, form(), count,
-                                      static_cast<int64_t>(digest.value())},
-                                     at::kLong)
-                              .to(group_->control_device());
-  at::Tensor all = at::empty({group_->size(), 4}, mine.options());
-  all_gather_into_tensor(all, mine, {.group = group_});
-  all = all.cpu();
-  auto global = [&](int64_t rank) {
-    return group_->global_rank(static_cast<int>(rank));
-  };
-  if (mistaken) return;
-  for (int64_t rank = 0; rank < all.size(0); ++rank) {
-    if (all[rank][0].item<int64_t>() == 0) continue;
-    throw std::invalid_argument(
-        c10::str("ZeroRedundancyOptimizer: rank ", global(rank),
-                 " refused its parameter groups, and its own error says why; "
-                 "all ranks must give the same groups"));
-  }
-  for (int64_t rank = 1; rank < all.size(0); ++rank) {
-    if (all[rank].equal(all[0])) continue;
-    const auto theirs = all[rank][1].item<int64_t>();
-    const auto first = all[0][1].item<int64_t>();
-    if (theirs != first) {
-      throw std::invalid_argument(c10::str(
-          "ZeroRedundancyOptimizer: rank ", global(rank), " has ",
-          words_of_form(theirs), ", rank ", global(0), " ",
-          words_of_form(first), "; all ranks must make the same optimizer"));
-    }
-    throw std::invalid_argument(c10::str(
-        "ZeroRedundancyOptimizer: the parameter groups of rank ", global(rank),
-        " (", all[rank][2].item<int64_t>(),
-        " parameters) are not those of rank ", global(0), " (",
-        all[0][2].item<int64_t>(),
-        "): number, order, shapes, strides and dtypes must be the same on all "
-        "ranks"));
-  }
+  agreement.fail(std::move(mistake));
+  const auto difference = agreement.compare();
+  if (!difference) return;
+  throw std::invalid_argument(
+      "ZeroRedundancyOptimizer: " + difference->words() +
+      "; all ranks must make the same optimizer, of "
+      "the same parameters in the same groups");
 }
 
 void ShardedOptimizer::adopt_groups() {
@@ -295,8 +242,7 @@ void ShardedOptimizer::adopt_groups() {
     } catch (const std::exception&) {
       mistake = std::current_exception();
     }
-    agree_on_new_groups(mistake != nullptr);
-    if (mistake) std::rethrow_exception(mistake);
+    agree_on_new_groups(std::move(mistake));
   } catch (...) {
     while (param_groups_.size() > adopted_) param_groups_.pop_back();
     throw;

@@ -3,6 +3,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -102,8 +103,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void adopt_groups();
   void check_new_groups() const;
   void require_dense_gradients() const;
-  int64_t form() const;
-  void agree_on_new_groups(bool mistaken) const;
+  void agree_on_new_groups(std::exception_ptr mistake) const;
   void take_part_in_step();
   void follow_memory();
   void check_layout(size_t parameter) const;

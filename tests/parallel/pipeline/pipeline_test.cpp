@@ -881,7 +881,7 @@ WORLD_TEST(Pipeline, MistakesAreToldToAllRanks, 2, 3) {
   EXPECT_THAT(
       refusal(mine, {.schedule = schedule,
                      .tied_weights = {{{{0, "0.weight"}, {1, "3.bias"}}}}}),
-      HasSubstr("of which another rank has"));
+      HasSubstr("differ in tied weight 0: "));
 
   Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
   const Batch batch = batch_of(0, 8);
