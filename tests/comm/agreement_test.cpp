@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
@@ -128,15 +129,15 @@ WORLD_TEST(Agreement, NumbersTravelWithTheComparison, 1, 2, 3) {
 // Ranks that agree exchange no texts, and is_same() never does.
 WORLD_TEST(Agreement, ItCostsOneCollective, 2) {
   auto group = init_process_group();
-  const auto before = group->next_sequence_number();
+  const auto before = inside(group).next_sequence_number();
   Agreement agreement(group);
   agreement.hold("long", std::string(100'000, 'x'));
   EXPECT_FALSE(agreement.compare());
-  EXPECT_EQ(group->next_sequence_number(), before + 2);
+  EXPECT_EQ(inside(group).next_sequence_number(), before + 2);
   Agreement different(group);
   different.hold("rank", std::to_string(world.rank));
   EXPECT_FALSE(different.is_same());
-  EXPECT_EQ(group->next_sequence_number(), before + 4);
+  EXPECT_EQ(inside(group).next_sequence_number(), before + 4);
 }
 
 WORLD_TEST(Agreement, ItIsAmongTheRanksOfItsGroup, 3) {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/group_inside.h"
 
 namespace lockstep::internal {
 namespace {
@@ -36,9 +36,9 @@ class LateStore : public c10d::HashStore {
 
 // Rank 0 of two, whose deadline has expired when it asks.
 std::vector<std::string> called(const std::string& key) {
-  ProcessGroup group("default_pg", /*rank=*/0, {0, 1}, milliseconds(1000),
-                     c10::make_intrusive<LateStore>(key), nullptr, {}, "",
-                     /*checks_calls=*/false);
+  GroupInside group("default_pg", /*rank=*/0, {0, 1}, milliseconds(1000),
+                    c10::make_intrusive<LateStore>(key), nullptr, {}, "",
+                    /*checks_calls=*/false);
   return roll_call(group, "one", Deadline::after(milliseconds(0)));
 }
 
