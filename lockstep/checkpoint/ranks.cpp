@@ -103,8 +103,11 @@ std::vector<nlohmann::json> Ranks::gather_objects(
   if (size() == 1) return {mine};
   if (store_) {
     std::vector<nlohmann::json> all;
-    for (const std::string& text : store_->gather(mine.dump())) {
-      all.push_back(nlohmann::json::parse(text));
+    // Names of files need not be UTF-8, which the text form of JSON must be.
+    const auto bytes = nlohmann::json::to_cbor(mine);
+    for (const std::string& theirs :
+         store_->gather({bytes.begin(), bytes.end()})) {
+      all.push_back(nlohmann::json::from_cbor(theirs));
     }
     return all;
   }

@@ -13,6 +13,7 @@
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/state/digest.h"
+#include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
 namespace {
@@ -133,17 +134,35 @@ std::optional<Agreement::Difference> Agreement::compare() {
     all =
         all_gather_object(mine, {.group = group_, .timeout = options_.timeout});
   } else {
-    const auto bytes = Object::to_cbor(mine);
-    const auto deadline =
-        Deadline::after(options_.timeout.value_or(group_->timeout()));
-    for (const std::string& theirs :
-         roll_call(*group_, {bytes.begin(), bytes.end()}, deadline)) {
-      all.push_back(Object::from_cbor(theirs));
-    }
+    all = all_by_roll_call(mine);
   }
   if (failure_) std::rethrow_exception(failure_);
   throw_failure(*group_, all);
   return first_difference(*group_, all);
+}
+
+// Another rank's roll call may be that of a monitored_barrier() or of a
+// compared call, whose texts begin with a line that names it; so do these.
+std::vector<Object> Agreement::all_by_roll_call(const Object& mine) const {
+  const char* const function = user_function();
+  const std::string called =
+      function == nullptr ? "a comparison between ranks" : function;
+  const auto texts =
+      roll_call(*group_,
+                called + "\n" +
+                    mine.dump(-1, ' ', false, Object::error_handler_t::replace),
+                Deadline::after(options_.timeout.value_or(group_->timeout())));
+  std::vector<Object> all;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const size_t line = texts[rank].find('\n');
+    if (texts[rank].substr(0, line) != called) {
+      throw Disagreement(c10::str(
+          called, ": rank ", group_->global_rank(static_cast<int>(rank)),
+          " called ", texts[rank].substr(0, line), " instead"));
+    }
+    all.push_back(Object::parse(texts[rank].substr(line + 1)));
+  }
+  return all;
 }
 
 std::vector<std::vector<int64_t>> gather_numbers(

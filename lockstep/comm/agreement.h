@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep::internal {
@@ -73,17 +74,20 @@ class Agreement {
   // Collective. Returns on all ranks the same difference, or nothing. If a rank
   // has failed, it throws its own exception, and the others throw "rank 1: "
   // and its words: std::invalid_argument if it was one, else
-  // std::runtime_error.
+  // std::runtime_error. By AgreementWay::store, a rank that is in another call
+  // is a Disagreement that names it.
   std::optional<Difference> compare();
 
   // Collective, by AgreementWay::collectives. Returns whether compare() would
-  // return nothing, without the exchange of texts.
+  // return nothing, without the exchange of texts. An empty text is compared.
   bool is_same();
 
   // After compare() or is_same(): what each rank has told, by rank.
   const std::vector<std::vector<int64_t>>& told() const { return told_; }
 
  private:
+  std::vector<Object> all_by_roll_call(const Object& mine) const;
+
   const ProcessGroupPtr group_;
   const AgreementOptions options_;
   std::vector<std::pair<std::string, std::string>> held_;  // names and texts

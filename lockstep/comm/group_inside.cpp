@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lockstep/comm/backend_traits.h"
+
 namespace lockstep::internal {
 
 GroupInside::GroupInside(std::string name, int rank,

@@ -42,9 +42,8 @@ class GroupInside final : public ProcessGroup {
   // group. Only these ranks count, so that the others need not call.
   uint64_t next_split(const std::vector<int>& ranks);
 
-  // The last operations of this group (docs/flight-recorder.md). Code that does
-  // not go through run_collective() begins and ends its own record here. Never
-  // null; shared with operations that outlive the group.
+  // The last operations of this group (docs/flight-recorder.md), recorded by
+  // Operation. Never null; shared with operations that outlive the group.
   const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
 
   // Whether this is the copy in a child process that was forked after the group

@@ -167,6 +167,22 @@ WORLD_TEST(SaverWorld, AMistakeOfOneRankIsThrownByAll, 2, 3) {
   }
 }
 
+// Rank 0 threw alone when it told the others the name of the folder, and they
+// waited for the group's timeout.
+WORLD_TEST(SaverWorld, AFolderWhoseNameIsNotUtf8IsSavedInBackground, 2) {
+  const auto group = init_process_group();
+  ShardedRun run;
+  for (const char* name : {"folder\xff/", "file\xff.pt"}) {
+    const std::string path = saver_path(world, name);
+    SnapshotSaver saver(path, run.state, {.in_background = true});
+    saver.save();
+    saver.finish();
+    barrier();
+    ShardedRun loaded;
+    EXPECT_TRUE(load_snapshot(path, loaded.state)) << name;
+  }
+}
+
 // A copy that was disturbed on one rank is a failed save on all.
 WORLD_TEST(SaverWorld, ADisturbedCopyOnOneRankFailsOnAll, 2) {
   const auto group = init_process_group();

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/message_of.h"
@@ -18,6 +20,7 @@ namespace {
 
 using namespace testing;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr AgreementOptions kWays[] = {{.way = AgreementWay::collectives},
@@ -46,6 +49,23 @@ WORLD_TEST(Agreement, TheFirstRankAndItemThatDifferAreNamedOnAllRanks, 2, 3) {
     EXPECT_EQ(found->words(),
               "the ranks of the group differ in shape: [2, 3] on rank 0, [2] "
               "on rank 1");
+  }
+}
+
+// The bytes of an agreement were read as the name of a call, and the other way
+// round.
+WORLD_TEST(Agreement, ARankInAnotherCallIsNamed, 2) {
+  auto group = init_process_group();
+  if (world.rank == 0) {
+    Agreement agreement(group, {.way = AgreementWay::store});
+    agreement.hold("stage", "one");
+    EXPECT_THAT(
+        [&] { agreement.compare(); },
+        ThrowsMessage<Disagreement>("a comparison between ranks: rank 1 called "
+                                    "monitored_barrier instead"));
+  } else {
+    EXPECT_THAT(message_of([] { monitored_barrier(); }),
+                HasSubstr("rank 0 called a comparison between ranks instead"));
   }
 }
 

@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/quiet_thread.h"
 #include "lockstep/launch/nodes/store/store_message.h"
 #include "lockstep/launch/watch/agent_socket.h"
 

@@ -22,7 +22,7 @@ struct WorkerProgress {
 };
 
 // Decides whether a job hangs, and by which workers of this node. Knows no
-// processes and no memory: worker_progress.h reads what it is told.
+// processes and no memory: HangFinder (hang_finder.h) reads what it is told.
 //
 // A worker is late if it has made no progress for `allowed`. A late worker that
 // is in no operation of a process group, or is stopped, hangs. One that is in

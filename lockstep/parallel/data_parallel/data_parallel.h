@@ -181,26 +181,6 @@ class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
         *module(), std::move(devices), options.intra_op_threads);
   }
 
-  // Takes the arguments of the module's forward, as values, and returns its
-  // result.
-  template <typename... Args>
-  auto forward(Args&&... args) {
-    return run(
-        [](auto& replica, auto&... part) -> decltype(replica.forward(part...)) {
-          return replica.forward(part...);
-        },
-        std::forward<Args>(args)...);
-  }
-  // As in DistributedDataParallel.
-  template <typename Result, typename... Args>
-  Result forward(Args&&... args) {
-    return run(
-        [](auto& replica, auto&... part) -> Result
-          requires requires { replica.template forward<Result>(part...); }
-        { return replica.template forward<Result>(part...); },
-        std::forward<Args>(args)...);
-  }
-
   // Returns the devices of forward; empty means the module's own device.
   const std::vector<at::Device>& device_ids() const {
     return state_->devices();

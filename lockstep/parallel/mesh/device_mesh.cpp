@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/host_id.h"
 #include "lockstep/comm/init.h"
@@ -37,6 +38,8 @@ std::vector<std::string> agree_on_mesh(const MeshLayout& layout,
         " with " + std::to_string(options.ranks_per_host) + " ranks per host";
   }
   if (options.allow_tensor_across_hosts) given += ", tensor across hosts";
+  const auto deadline =
+      internal::Deadline::after(options.timeout.value_or(parent->timeout()));
   internal::Agreement agreement(parent, {.timeout = options.timeout});
   agreement.hold("mesh", given);
   if (const auto difference = agreement.compare()) {
@@ -55,7 +58,9 @@ std::vector<std::string> agree_on_mesh(const MeshLayout& layout,
   }
   for (const Object& host :
        all_gather_object(internal::host_id().value_or(""),
-                         {.group = parent, .timeout = options.timeout})) {
+                         {.group = parent,
+                          .timeout = std::max(deadline.remaining(),
+                                              std::chrono::milliseconds(1))})) {
     hosts.push_back(host.get<std::string>());
   }
   if (std::ranges::count(hosts, std::string())) hosts.clear();

@@ -135,13 +135,6 @@ class PipelineStage {
   // ways.
   std::function<void()> after_backward{};
 
-  // For Pipeline.
-  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const {
-    return forward_(inputs);
-  }
-  // Null if there are none.
-  internal::StageReplicas* replicas() const { return replicas_.get(); }
-
  private:
   friend class Pipeline;
 

@@ -9,8 +9,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "lockstep/base/quiet_thread.h"
-
 namespace lockstep::internal {
 namespace {
 
