@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/comm/errors.h"
 
@@ -50,9 +51,9 @@ std::vector<Json> gather_or_fail(const Ranks& ranks,
   }
   if (!failed.empty()) {
     const Json& first = all[failed.front()];
-    throw_for_others(
-        list_of_ranks(failed) + ": " + first.at("failed").get<std::string>(),
-        first.at("is_mistake").get<bool>());
+    throw_for_others(name_numbers("rank", failed) + ": " +
+                         first.at("failed").get<std::string>(),
+                     first.at("is_mistake").get<bool>());
   }
   return all;
 }

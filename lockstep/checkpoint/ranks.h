@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/number_list.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep::internal {
@@ -68,10 +67,5 @@ class Ranks {
   ProcessGroupPtr group_;
   std::shared_ptr<StoreTexts> store_;  // null means the group's collectives
 };
-
-// Returns "rank 1" or "ranks 0 and 2".
-inline std::string list_of_ranks(const std::vector<size_t>& ranks) {
-  return name_numbers("rank", ranks);
-}
 
 }  // namespace lockstep::internal

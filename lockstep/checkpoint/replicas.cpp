@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 
 namespace lockstep::internal {
@@ -57,8 +58,8 @@ void require_equal_replicas(const std::vector<Json>& digests,
         "the tensor \"" + tensor.first +
         "\" must be equal on all ranks that have it, "
         "but its values on " +
-        list_of_ranks(groups[0]) + " differ from those on " +
-        list_of_ranks(groups[1]) +
+        name_numbers("rank", groups[0]) + " differ from those on " +
+        name_numbers("rank", groups[1]) +
         ", so that the result would be a mixture. "
         "Average or broadcast the tensors first, and look for the step at "
         "which they drift apart "

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/file_save.h"
@@ -128,14 +129,15 @@ Loaded prepare_together(const std::string& path, const TrainingState& state,
       "copy one file to the hosts of all ranks, or name a path that they share";
   if (!missing.empty() && missing.size() < all.size()) {
     throw SnapshotError(path,
-                        "is missing on " + internal::list_of_ranks(missing) +
-                            " of " + std::to_string(ranks.size()),
+                        "is missing on " +
+                            internal::name_numbers("rank", missing) + " of " +
+                            std::to_string(ranks.size()),
                         advice);
   }
   if (!different.empty()) {
     throw SnapshotError(path,
                         "is not the same file on " +
-                            internal::list_of_ranks(different) +
+                            internal::name_numbers("rank", different) +
                             " as on rank 0",
                         advice);
   }

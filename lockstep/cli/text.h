@@ -16,6 +16,14 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
+// Returns the texts one after the other, with `between` between two of them.
+inline std::string joined(const std::vector<std::string>& texts,
+                          const std::string& between = " ") {
+  std::string all;
+  for (const auto& text : texts) all += (all.empty() ? "" : between) + text;
+  return all;
+}
+
 // Returns a number of bytes as "64 KiB", "147 MiB" or "23.5 GiB".
 inline std::string size_text(int64_t bytes) {
   const double mib = static_cast<double>(bytes) / (1 << 20);

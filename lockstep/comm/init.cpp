@@ -434,7 +434,7 @@ ProcessGroupPtr not_a_member(const ProcessGroup& parent,
 
 // Returns "0-2,5" for ranks in ascending order. A long name ends in a digest,
 // since it is a part of the group's keys.
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string ranks_key(const std::vector<int>& ranks) {
   constexpr size_t longest = 48;
   std::string name;
   for (size_t first = 0, last = 0; first < ranks.size(); first = ++last) {
@@ -744,7 +744,7 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     // Python names the parts of a split otherwise. The parent's name, the ranks
     // and how often they were split off keep ours apart from each other.
     const auto origin =
-        split_of("split/" + parent->name() + "/" + ranks_text(ranks) + "/" +
+        split_of("split/" + parent->name() + "/" + ranks_key(ranks) + "/" +
                  std::to_string(inside(parent).next_split(ranks)));
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
     return make_subgroup(origin, *parent, rank, std::move(ranks),

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "lockstep/base/handler_text.h"
+#include "lockstep/worker/handler_text.h"
 
 namespace lockstep::internal {
 namespace {

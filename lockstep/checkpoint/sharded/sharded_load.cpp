@@ -693,13 +693,14 @@ class FolderLoad {
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (!all[rank].contains("damaged")) continue;
       const auto words = all[rank].at("damaged").get<std::string>();
-      return all.size() == 1 ? words : list_of_ranks({rank}) + ": " + words;
+      return all.size() == 1 ? words
+                             : "rank " + std::to_string(rank) + ": " + words;
     }
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank].at("digest") == all[0].at("digest")) continue;
       throw SnapshotError(
           candidate,
-          "is not the same on " + list_of_ranks({rank}) + " as on rank 0",
+          "is not the same on rank " + std::to_string(rank) + " as on rank 0",
           "copy one snapshot to the hosts of all ranks, or "
           "name a path that they share");
     }

@@ -43,13 +43,6 @@ std::vector<std::string> differences(const FlightEntry& a,
   return all;
 }
 
-std::string joined(const std::vector<std::string>& parts,
-                   const std::string& between) {
-  std::string text;
-  for (const auto& part : parts) text += (text.empty() ? "" : between) + part;
-  return text;
-}
-
 std::string numbered(uint64_t number) { return "#" + std::to_string(number); }
 
 std::string age(const FlightFile& file, int64_t since) {

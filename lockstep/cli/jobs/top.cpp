@@ -1,4 +1,5 @@
 #include "lockstep/cli/subcommands.h"
+#include "lockstep/cli/text.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -278,13 +279,6 @@ struct Choice {
   }
 };
 
-std::string join(const std::vector<std::string>& words,
-                 const std::string& separator) {
-  std::string all;
-  for (const auto& word : words) all += (all.empty() ? "" : separator) + word;
-  return all;
-}
-
 // Returns a picture of the job that fits on the terminal.
 std::vector<ViewLine> top_picture(const JobView& view, const Events& events,
                                   Screen::Size space, Choice& choice,
@@ -316,9 +310,9 @@ std::vector<ViewLine> top_picture(const JobView& view, const Events& events,
                      std::to_string(count));
   }
   if (!table.left_out.empty()) {
-    hidden.push_back("too narrow for " + join(table.left_out, ", "));
+    hidden.push_back("too narrow for " + joined(table.left_out, ", "));
   }
-  lines.push_back({join(hidden, "; ")});
+  lines.push_back({joined(hidden, "; ")});
   lines.push_back({"q or Ctrl-C: end; arrows: scroll; s: sort (now by " +
                    choice.sorted_by + "); r: reverse"});
   return lines;

@@ -194,11 +194,7 @@ std::string duration_text(double seconds) {
 }
 
 std::string program_text(const std::vector<std::string>& arguments) {
-  std::string text;
-  for (const auto& argument : arguments) {
-    text += (text.empty() ? "" : " ") + argument;
-  }
-  text = shown_line(text);
+  std::string text = shown_line(joined(arguments));
   constexpr size_t kLongest = 100;
   if (text.size() > kLongest) text = text.substr(0, kLongest - 3) + "...";
   return text;

@@ -69,12 +69,6 @@ std::vector<int> process_counts(const std::string& list) {
   return counts;
 }
 
-std::string joined(const std::vector<std::string>& words) {
-  std::string line;
-  for (const auto& word : words) line += (line.empty() ? "" : " ") + word;
-  return line;
-}
-
 std::regex pattern_of(const std::string& text) {
   try {
     std::regex pattern(text);

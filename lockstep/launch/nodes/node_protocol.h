@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/awake_clock.h"
 #include "lockstep/launch/nodes/agent_store.h"
 #include "lockstep/launch/nodes/elastic_rules.h"
 #include "lockstep/launch/nodes/round.h"
+#include "lockstep/launch/process/awake_clock.h"
 #include "lockstep/launch/watch/worker_failure.h"
 
 namespace lockstep::internal {

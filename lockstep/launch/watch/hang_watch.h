@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/base/awake_clock.h"
+#include "lockstep/launch/process/awake_clock.h"
 
 namespace lockstep::internal {
 

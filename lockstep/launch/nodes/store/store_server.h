@@ -12,13 +12,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/base/awake_clock.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/launch/nodes/store/epoll_server.h"
 #include "lockstep/launch/nodes/store/key_table.h"
 #include "lockstep/launch/nodes/store/store_channel.h"
 #include "lockstep/launch/nodes/store/store_message.h"
 #include "lockstep/launch/nodes/store/worker_table.h"
+#include "lockstep/launch/process/awake_clock.h"
 
 namespace lockstep::internal {
 
