@@ -139,7 +139,7 @@ std::unique_ptr<BucketReduction> all_reduce_buckets(
 // types are rounded twice.
 //
 // `arena`: contiguous memory of this rank from empty_shared() for contributions
-// to movable ranges; undefined: none.
+// to movable ranges, or undefined.
 std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
     const ProcessGroupPtr& group, const at::Tensor& arena = {});

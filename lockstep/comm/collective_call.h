@@ -98,6 +98,6 @@ void require_shape(const Call& call, const char* argument,
 void require_reducible(const Call& call, const c10d::ReduceOp& op,
                        at::ScalarType dtype);
 
-const char* op_name(const c10d::ReduceOp& op);  // nullptr: not supported
+const char* op_name(const c10d::ReduceOp& op);  // null if not supported
 
 }  // namespace lockstep::internal

@@ -34,7 +34,7 @@ class LauncherStore final : public c10d::Store {
 
   struct Place {
     int64_t count;  // how often the place was taken, until now
-    // The name in which it is taken already; nothing: this store has it now.
+    // The name in which it is taken already; nothing if this store has it now.
     std::optional<std::string> taken_by{};
   };
   // Takes the place `key` in the name of `name`, until this store and all its

@@ -242,7 +242,7 @@ class WorkQueue::State {
     bool granted;
   };
   struct Place {
-    Caller* caller;  // on that caller's stack; nullptr: an item
+    Caller* caller;  // on that caller's stack; null for an item
     std::optional<Item> item;
   };
 

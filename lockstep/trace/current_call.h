@@ -16,7 +16,7 @@ namespace lockstep::internal {
 // bytes.
 struct ElementType {
   uint8_t code = 0;            // equal on two ranks if the dtypes are equal
-  const char* name = nullptr;  // "ComplexFloat", a literal; nullptr: unknown
+  const char* name = nullptr;  // "ComplexFloat", a literal, or null
   uint8_t units = 1;  // the backend's elements per element of the user's
 };
 

@@ -26,8 +26,8 @@ const char* name_of(FlightState state);  // "scheduled", ...
 // literals, or LibTorch's names of dtypes.
 struct FlightCall {
   const char* operation;            // "all_reduce"
-  const char* dtype = nullptr;      // "Float"; nullptr: a barrier
-  const char* reduce_op = nullptr;  // "SUM"; nullptr: no reduction
+  const char* dtype = nullptr;      // "Float"; null for a barrier
+  const char* reduce_op = nullptr;  // "SUM"; null if nothing is reduced
   uint64_t number = 0;              // of the collective; 0 for a message
   // Root or peer, as a rank of the default group; -1 for none, or for any rank.
   int peer = -1;

@@ -144,7 +144,7 @@ class Comparison {
   Comparison(const World& world, std::vector<std::string> operations)
       : python_(python_results(world)), operations_(std::move(operations)) {}
 
-  // Both may differ by `bound` at most, see allowance(); undefined: not at all.
+  // Both may differ by `bound` at most, see allowance(), or not at all.
   void expect(const std::string& name, const at::Tensor& ours,
               const at::Tensor& bound = {}) {
     ++compared_;

@@ -17,8 +17,8 @@ PERSON = (
 )
 # A word that begins a note on a value: "null: none".
 VALUE = (
-    r"([Nn]ull|[Nn]one|[Ee]mpty|[Uu]nset|[Zz]ero|[Tt]rue|[Ff]alse|[Nn]egative"
-    r"|0|-1)"
+    r"([Nn]ull(ptr)?|[Nn]one|[Nn]othing|[Ee]mpty|[Uu]nset|[Uu]ndefined|[Zz]ero"
+    r"|[Tt]rue|[Ff]alse|[Nn]egative|0|-1)"
 )
 
 

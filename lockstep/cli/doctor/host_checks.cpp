@@ -315,7 +315,7 @@ nlohmann::ordered_json number_or_null(const std::optional<int64_t>& limit) {
   return limit ? nlohmann::ordered_json(*limit) : nullptr;
 }
 
-// Returns how to raise a limit to `wanted` (nothing: unlimited), with the
+// Returns how to raise a limit to `wanted` (nothing means unlimited), with the
 // option of ulimit and the name that systemd has for it.
 std::string remedy(const Limit& limit, std::optional<int64_t> wanted,
                    const std::string& option, const std::string& systemd) {

@@ -25,8 +25,8 @@ enum class FlightVerdict {
 // The operation of one rank at the sequence number in question.
 struct FlightRow {
   int rank = 0;
-  const FlightFile* file = nullptr;    // nullptr: no record
-  const FlightEntry* entry = nullptr;  // nullptr: it did not come, or its
+  const FlightFile* file = nullptr;    // null without a record
+  const FlightEntry* entry = nullptr;  // null if it did not come, or its
                                        // record no longer holds the entry
 };
 

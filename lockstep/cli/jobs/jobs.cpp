@@ -33,7 +33,7 @@ constexpr milliseconds kLeastAnswerTime{20};
 
 struct ListedJob {
   RunningJob job{};
-  std::optional<JobStatus> status{};  // nothing: its agent does not answer
+  std::optional<JobStatus> status{};  // nothing if its agent does not answer
   uid_t user = 0;                     // if it answers
   double running_seconds = 0;
 };

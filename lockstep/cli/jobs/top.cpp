@@ -214,7 +214,7 @@ class Events {
       }
     }
   }
-  // How the job has ended; nothing: it has not, or its agent was killed.
+  // How the job has ended; nothing if it has not, or its agent was killed.
   const std::optional<std::string>& ending() const { return ending_; }
   std::vector<ViewLine> lines() const {
     std::vector<ViewLine> all;

@@ -142,7 +142,7 @@ class Attempt : public Pollable {
   bool suspended_ = false;
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   bool all_publish_ = false;
-  std::optional<Deadline> refill_at_{};  // nothing: it may be done now
+  std::optional<Deadline> refill_at_{};  // nothing if it may be done now
   std::optional<Stop> stop_{};
 };
 

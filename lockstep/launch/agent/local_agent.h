@@ -87,8 +87,8 @@ class LocalAgent : private Pollable {
     int number = 0;
     std::optional<StorePort> port{};  // that is offered for rank 0's store
     std::optional<RoundPlan> plan{};  // of several nodes
-    // Since when nodes wait for a snapshot, and when to look for one; nothing:
-    // none waits.
+    // Since when nodes wait for a snapshot, and when to look for one; nothing
+    // if none waits.
     std::optional<int64_t> waits_since_ns{};
     Deadline look_for_snapshot_at = Deadline::after(std::chrono::seconds(0));
     std::vector<WorkerFailure> failures{};  // of this node

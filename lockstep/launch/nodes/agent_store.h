@@ -140,7 +140,8 @@ struct AgentStoreAddress {
   // The secret that all agents of the job know, and prove to each other to
   // know. If it is nothing, they prove nothing.
   std::optional<std::string> secret{};
-  // Nothing: a connection that breaks is lost. Only our own store can do more.
+  // If it is nothing, a connection that breaks is lost. Only our own store can
+  // do more.
   std::optional<Rejoining> rejoining{};
 };
 

@@ -52,7 +52,7 @@ struct ChangeCount {
 // How often they may be started again.
 struct ChangeLimits {
   int restarts = 0;
-  std::optional<int> membership_changes{};  // nothing: without limit
+  std::optional<int> membership_changes{};  // nothing means no limit
 };
 
 // How a round ended. All nodes follow one verdict for it: the first that a node

@@ -14,7 +14,7 @@ struct WorkerStatus {
   int local_rank = 0;
   int rank = 0;
   pid_t pid = 0;
-  std::optional<int> exit_code{};  // nothing: it runs
+  std::optional<int> exit_code{};  // nothing while it runs
   std::optional<int> signal{};     // that killed it
   bool publishes = false;          // it has the board (status_publisher.h)
 };

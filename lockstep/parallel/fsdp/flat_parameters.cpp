@@ -30,7 +30,7 @@ int64_t round_up(int64_t value, int64_t multiple) {
 // The object that the DataPtr of a storage of a unit owns. By it unit_of()
 // recognises the unit's tensors.
 struct UnitMemory {
-  at::Tensor memory;  // undefined: the full parameters are not gathered
+  at::Tensor memory;  // undefined if the parameters are not gathered
   std::weak_ptr<ShardedUnit> unit;
 };
 

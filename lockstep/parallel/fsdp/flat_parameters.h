@@ -155,7 +155,7 @@ class FlatParameters {
   // program may have changed.
   void follow_requires_grad();
   // The full gradient of parameter `index`, in reduce_dtype if
-  // keep_gradients() was called after the last backward; undefined: none.
+  // keep_gradients() was called after the last backward, otherwise undefined.
   at::Tensor& full_gradient(size_t index);
   // Returns the first parameter with a gradient of its own; null if none has.
   const Parameter* with_gradient() const;

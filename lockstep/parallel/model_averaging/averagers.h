@@ -39,7 +39,7 @@ class ModelAverager {
   void load_state_dict(const std::map<std::string, int64_t>& state);
 
  protected:
-  // Returns the group to average over in this step; nullptr: no averaging.
+  // Returns the group to average over in this step, or null for no averaging.
   virtual ProcessGroupPtr group_of_step() const = 0;
 
  private:

@@ -7,8 +7,8 @@
 namespace lockstep::internal {
 
 struct SyncBatchNormCall {
-  at::Tensor weight{}, bias{};               // undefined: 1 and 0
-  at::Tensor running_mean{}, running_var{};  // undefined: not tracked
+  at::Tensor weight{}, bias{};               // undefined means 1 and 0
+  at::Tensor running_mean{}, running_var{};  // undefined if not tracked
   double momentum = 0;                       // of the running statistics
   double eps = 0;
   ProcessGroupPtr group{};

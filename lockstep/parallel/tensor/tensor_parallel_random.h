@@ -44,7 +44,7 @@ class TensorParallelRandom {
   TensorParallelRandom& operator=(const TensorParallelRandom&) = delete;
 
  private:
-  at::Tensor state_;  // to go on with; undefined: nothing to do
+  at::Tensor state_;  // to go on with, or undefined
 };
 
 }  // namespace lockstep

@@ -126,7 +126,7 @@ class BucketExchange {
   static constexpr size_t kFixed = ~size_t{0};
   struct Part {
     Range elements;
-    size_t movable;  // the movable range that contains it; kFixed: none
+    size_t movable;  // the movable range that contains it, or kFixed
   };
   // A bucket of all ranks. `owned` are this rank's ranges, equal slices too.
   struct MappedBucket : Bucket {
