@@ -163,6 +163,7 @@ void LocalAgent::await_departure() {
     return;
   }
   departing_ = true;
+  round_.propose_at.reset();  // an expired one would keep the loop awake
   while (!job_->departed() && !ending()) {
     loop_.wait();
     serve_guardian();
