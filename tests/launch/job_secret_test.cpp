@@ -64,7 +64,7 @@ TEST_F(JobSecretTest, FileThatOthersMayReadIsRefused) {
 TEST_F(JobSecretTest, EachMistakeIsNamedWithoutTheSecret) {
   EXPECT_THAT(message_of([] { job_secret("/no/such/file"); }),
               AllOf(HasSubstr("/no/such/file"), HasSubstr("No such file")));
-  EXPECT_THAT(message_of([] { job_secret("/"); }), HasSubstr("no file"));
+  EXPECT_THAT(message_of([] { job_secret("/"); }), HasSubstr("not a file"));
   for (const auto& text : {std::string("too short"), std::string(1025, 'x'),
                            std::string("\nsecond line of the file")}) {
     EXPECT_THAT(message_of([&] { job_secret(file(text, 0600)); }),
