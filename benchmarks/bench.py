@@ -79,10 +79,10 @@ def comm_peers(folder):
     peers = ["registered", f"protocol={folder}/protocol_peer",
              f"kernel={folder}/protocol_peer"]
     if not (folder / "openmpi_peer").exists():
-        print("without openmpi: it was not built, as there was no mpi.h (Debian: "
+        print("without openmpi: it was not built, because mpi.h was not found (Debian: "
               "libopenmpi-dev)")
     elif not shutil.which("mpirun"):
-        print("without openmpi: there is no mpirun")
+        print("without openmpi: mpirun was not found")
     else:
         peers.append(f"openmpi={folder}/openmpi_peer")
     return peers + ["gloo", "python"]

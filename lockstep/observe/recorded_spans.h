@@ -12,7 +12,7 @@
 
 namespace lockstep::internal {
 
-// Shows spans (base/span.h) to the profilers of LibTorch as user annotations:
+// Shows spans (trace/span.h) to the profilers of LibTorch as user annotations:
 // a span with category "ddp" and name "wait" is "lockstep::ddp::wait". If a
 // profiler records inputs, the span's attributes are keyword arguments.
 // Detached spans are left out, because a thread's events must lie within each

@@ -98,10 +98,6 @@ class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-}  // namespace optim
-
-namespace optim {
-
 using AdamWOptions =
     internal::AdamLikeOptions<torch::optim::AdamWOptions, true>;
 using AdamWGroup = internal::AdamLikeGroup<torch::optim::AdamWOptions>;

@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// The writer puts less than this into a file (base/flight_dump.cpp).
+// The writer puts less than this into a file (worker/flight_dump.cpp).
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr size_t kMostText = 256;
 constexpr int kMostRanks = 1 << 20;

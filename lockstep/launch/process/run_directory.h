@@ -21,12 +21,12 @@ namespace lockstep::internal {
 //                                                 stacks.txt
 //
 // With a log directory, the files of every attempt are kept. Without one, the
-// directory holds only error files, stacks, flight records (base/flight_dump.h)
-// and reports (crash_report.h), and lies in TMPDIR, or, if that cannot be
-// written, where Python would put it (/tmp and others). It is removed when the
-// job has ended, unless the job failed and there are flight records or a
-// report. Of those that failed jobs of this user leave there, the newest
-// kKeptDirectories stay.
+// directory holds only error files, stacks, flight records
+// (worker/flight_dump.h) and reports (crash_report.h), and lies in TMPDIR, or,
+// if that cannot be written, where Python would put it (/tmp and others). It is
+// removed when the job has ended, unless the job failed and there are flight
+// records or a report. Of those that failed jobs of this user leave there, the
+// newest kKeptDirectories stay.
 class RunDirectory {
  public:
   static constexpr size_t kKeptDirectories = 16;

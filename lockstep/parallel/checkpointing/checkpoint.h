@@ -36,7 +36,7 @@ namespace lockstep {
 // The function and all arguments are copied (moved, if the function is an
 // rvalue) and must be valid until the graph is freed: what a lambda captures by
 // reference must live on. Tensors are found in standard containers and in types
-// for which ForwardResult is defined (../ddp/forward_result.h); other arguments
+// for which ForwardResult is defined (module/forward_result.h); other arguments
 // are passed as they are. The result may have any type. What the function puts
 // into reference arguments has its graph, as without checkpointing.
 //

@@ -22,9 +22,9 @@ namespace lockstep {
 // counts all tensors that the call names; for receives, and for sparse tensors,
 // it counts nothing.
 //
-// It counts by spans (base/span.h), so gradients that move without a collective
-// (in memory that ranks share) are not counted. While a counter lives, small
-// all-reduces take a slower path. Threads: any.
+// It counts by spans (trace/span.h), so gradients that move without a
+// collective (in memory that ranks share) are not counted. While a counter
+// lives, small all-reduces take a slower path. Threads: any.
 class CommBytes {
  public:
   CommBytes();

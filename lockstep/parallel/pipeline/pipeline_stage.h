@@ -58,7 +58,8 @@ std::vector<at::Tensor> forward_tensors(Impl& module,
 // One stage of a pipeline: a module and its place. Its forward takes what the
 // forward of the stage before returns: 1 to 4 tensors, or a std::vector of
 // them; and returns tensors, alone or in a tuple, a vector or another type that
-// ForwardResult knows (ddp/forward_result.h). The module is shared, not copied.
+// ForwardResult knows (module/forward_result.h). The module is shared, not
+// copied.
 class PipelineStage {
  public:
   // `index`: 0 is the stage that gets the inputs. `module`: as for
