@@ -3,33 +3,21 @@
 #include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
 namespace lockstep {
 
-// The values that the creator of a backend gets for each group, with the names
-// of torch.distributed's extended API (PyTorch documentation, "Customize
-// Process Group Backends Using Cpp Extensions").
-struct DistributedBackendOptions {
-  // The part of the store that belongs to this group and device type.
-  c10::intrusive_ptr<c10d::Store> store;
-  int group_rank;
-  int group_size;
-  // The timeout of the group's collectives.
-  std::chrono::milliseconds timeout;
-  // "0" for the default group, and the number that Python gives a new group.
-  std::string group_id;
-  // The numbers of the group's ranks in the default group.
-  std::vector<int> global_ranks_in_group;
-};
-
+// Makes the backend of one group, with the values that torch.distributed's
+// extended API gives (PyTorch documentation, "Customize Process Group Backends
+// Using Cpp Extensions"): `store` is the part of the store that belongs to this
+// group and device type, `group_id` is "0" for the default group and the number
+// that Python gives a new group, and `timeout` is in seconds.
 using BackendCreator = std::function<c10::intrusive_ptr<c10d::Backend>(
-    const DistributedBackendOptions&)>;
+    const c10d::DistributedBackendOptions&)>;
 
 // Makes a backend that Lockstep does not have known by `name`, as
 // torch.distributed.Backend.register_backend does. Afterwards

@@ -108,7 +108,7 @@ TEST(DeviceTypes, AreThoseOfLibTorch) {
 }
 
 TEST(RegisterBackend, RefusesWhatCannotBeNamedOrMade) {
-  const auto create = [](const DistributedBackendOptions&) {
+  const auto create = [](const c10d::DistributedBackendOptions&) {
     return c10::intrusive_ptr<c10d::Backend>();
   };
   const auto refused = [](auto call, const char* why) {

@@ -242,20 +242,23 @@ TEST(Backends, MistakesSayWhatThereIs) {
 // The backend is that of shared memory, under a name that only this program
 // knows.
 WORLD_TEST(RegisterBackend, MakesTheBackendOfEveryGroupThatNamesIt, 1, 2) {
-  std::vector<std::vector<int>> groups;
+  std::vector<std::vector<int64_t>> groups;
   register_backend(
       "mine" + std::to_string(world.size),
-      [&](const DistributedBackendOptions& options) {
+      [&](const c10d::DistributedBackendOptions& options) {
         EXPECT_EQ(options.group_size,
                   static_cast<int>(options.global_ranks_in_group.size()));
         EXPECT_EQ(options.timeout, std::chrono::seconds(30));
         groups.push_back(options.global_ranks_in_group);
-        return shm::create({.store = options.store,
-                            .rank = options.group_rank,
-                            .size = options.group_size,
-                            .timeout = options.timeout,
-                            .group_name = options.group_id,
-                            .global_ranks = options.global_ranks_in_group});
+        return shm::create(
+            {.store = options.store,
+             .rank = options.group_rank,
+             .size = options.group_size,
+             .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+                 options.timeout),
+             .group_name = options.group_id,
+             .global_ranks = {options.global_ranks_in_group.begin(),
+                              options.global_ranks_in_group.end()}});
       },
       {at::kCPU});
   const auto name = "mine" + std::to_string(world.size);
@@ -266,7 +269,7 @@ WORLD_TEST(RegisterBackend, MakesTheBackendOfEveryGroupThatNamesIt, 1, 2) {
   EXPECT_EQ(tensor[0].item<double>(), world.size * (world.size + 1) / 2);
   auto own = new_group({world.rank}, {.backend = "cpu:" + name});
   EXPECT_EQ(groups.size(), 2U);
-  EXPECT_EQ(groups.back(), std::vector<int>{world.rank});
+  EXPECT_EQ(groups.back(), std::vector<int64_t>{world.rank});
 }
 
 }  // namespace

@@ -31,10 +31,10 @@ void restore_generators(const GeneratorStates& states) {
 
 }  // namespace
 
-ForwardConditions::AutocastState::AutocastState(c10::DeviceType device)
-    : device(device),
-      enabled(at::autocast::is_autocast_enabled(device)),
-      dtype(at::autocast::get_autocast_dtype(device)) {}
+ForwardConditions::AutocastState::AutocastState(c10::DeviceType of)
+    : device(of),
+      enabled(at::autocast::is_autocast_enabled(of)),
+      dtype(at::autocast::get_autocast_dtype(of)) {}
 
 ForwardConditions::ForwardConditions(const std::vector<at::Tensor>& inputs,
                                      bool generators)

@@ -42,7 +42,7 @@ class ForwardConditions {
 
  private:
   struct AutocastState {
-    explicit AutocastState(c10::DeviceType device);
+    explicit AutocastState(c10::DeviceType of);
     c10::DeviceType device;
     bool enabled;
     c10::ScalarType dtype;
