@@ -1,0 +1,31 @@
+#pragma once
+
+// How operations reach the streams: tensors that stand for device tensors while
+// a kernel runs, and the registration with LibTorch's dispatcher.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <unordered_map>
+#include <vector>
+
+namespace lockstep::internal::simulated_cuda {
+
+// Makes CPU tensors over the contents of device tensors. What is the same
+// tensor or shares a storage does so here, too, as kernels look at this. The
+// result does not own the memory: a tensor that is freed before its operation
+// has run loses it, as on a GPU.
+class MemoryViews {
+ public:
+  at::Tensor of(const at::Tensor& tensor);
+
+ private:
+  std::unordered_map<c10::StorageImpl*, c10::Storage> storages_;
+  std::unordered_map<c10::TensorImpl*, at::Tensor> tensors_;
+};
+
+// Runs `kernel`, which uses CPU tensors, as a task of `stream`.
+void enqueue_kernel(const c10::Stream& stream, std::function<void()> kernel);
+
+}  // namespace lockstep::internal::simulated_cuda
