@@ -26,6 +26,9 @@ class BackendTraits {
   // ranks disagree it ends on all of them at the same tensor.
   virtual bool takes_lists_at_once() const { return false; }
 
+  // Whether allreduce() takes sparse tensors.
+  virtual bool sums_sparse() const { return true; }
+
   // Whether peers keep waiting for a rank whose operation has failed until that
   // rank calls abort().
   virtual bool failure_needs_abort() const { return false; }
@@ -39,7 +42,7 @@ class BackendTraits {
 };
 
 // Returns the traits of `backend`, or those of most backends if it has none of
-// its own (NCCL's, for example). They live as long as the backend.
+// its own (that of a user, for example). They live as long as the backend.
 inline const BackendTraits& traits_of(const c10d::Backend& backend) {
   static const BackendTraits usual;
   const auto* own = dynamic_cast<const BackendTraits*>(&backend);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/collective_call.h"
 
 namespace lockstep::internal {
@@ -200,7 +201,10 @@ std::optional<std::string> Buffers::modified() const {
 
 void Buffers::write_back() {
   at::NoGradGuard no_grad;
-  for (const auto& [at, wide] : narrowed_) entries_[at].result.copy_(wide);
+  for (const auto& [at, wide] : narrowed_) {
+    entries_[at].result.copy_(wide);
+    keep_for_current_stream(wide);
+  }
   for (auto& entry : entries_) {
     if (!entry.written) continue;
     if (entry.tensor.is_sparse()) {
@@ -210,6 +214,7 @@ void Buffers::write_back() {
     auto target = entry.tensor.data();
     if (target.is_alias_of(entry.result)) continue;
     target.copy_(entry.result.view(target.sizes()));
+    keep_for_current_stream(entry.result);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/number_list.h"
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
@@ -198,12 +200,10 @@ class CollectiveWork final : public Work {
 
   bool wait(milliseconds timeout) override {
     inside(call_.group).require_own_process();
-    if (stream_ending_ && finished()) {
+    if (finished()) {
       // isCompleted() or the future came first, maybe with another stream
       // current, so make the current stream wait, too.
-      work_->wait(::kNoTimeout);
-    }
-    if (finished()) {
+      if (written_) written_->block(*current_stream(*buffers_.device()));
       // Do not wait for the backend's work again: that of a Gloo message would
       // wait for the next message.
       throw_failure();
@@ -247,6 +247,10 @@ class CollectiveWork final : public Work {
             "wait() before you write to it");
       }
       buffers_.write_back();
+      if (stream_ending_) {
+        const auto stream = current_stream(*buffers_.device());
+        written_.emplace(stream->device_type()).record(*stream);
+      }
     } catch (const std::exception&) {
       failure_ = words_of(std::current_exception());
     }
@@ -279,6 +283,7 @@ class CollectiveWork final : public Work {
   mutable std::mutex finish_mutex_;
   Buffers buffers_;
   bool finished_ = false;
+  std::optional<c10::Event> written_{};  // if stream_ending_ and not failed
   std::optional<std::string> failure_{};
   std::shared_ptr<Ending> ending_;
   FuturePtr stream_ending_;

@@ -87,7 +87,8 @@ c10::Device ProcessGroup::control_device() const {
   if (internal::inside(*this).closed_ || has_backend(c10::kCPU)) {
     return c10::Device(c10::kCPU);
   }
-  return c10::Device(backends_.begin()->first);
+  const auto& [type, backend] = *backends_.begin();
+  return backend->getBoundDeviceId().value_or(c10::Device(type));
 }
 
 void ProcessGroup::abort(const std::string& cause) {

@@ -92,7 +92,7 @@ class ProcessGroup {
   }
 
   // The device of tensors that only the library sees: the CPU if the group has
-  // a backend for it, otherwise the device type of its first backend.
+  // a backend for it, otherwise the device, with number, of its first backend.
   c10::Device control_device() const;
 
   // Leaves the peers at once: operations in which they wait for this rank fail.

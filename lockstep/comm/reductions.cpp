@@ -41,6 +41,11 @@ WorkPtr all_reduce_sparse(internal::Call call, const at::Tensor& tensor,
                                 "give tensor.to_dense()"));
   }
   auto& backend = call.backend(tensor);
+  if (!internal::traits_of(backend).sums_sparse()) {
+    throw call.mistake(
+        "NCCL sums no sparse tensors; give tensor.to_dense(), or use a group "
+        "over gloo");
+  }
   internal::Buffers buffers(call);
   std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
   auto opts =

@@ -70,10 +70,6 @@ at::Tensor BatchTransfer::moved(const at::Tensor& tensor) const {
                  : source;
 }
 
-c10::Stream BatchTransfer::current_stream() const {
-  return c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_);
-}
-
 BatchTransfer::Copied BatchTransfer::begin_copy(
     const Visitor& for_each_tensor) const {
   const auto move_all = [&] {
@@ -84,9 +80,7 @@ BatchTransfer::Copied BatchTransfer::begin_copy(
     return std::nullopt;
   }
   // The dataset may have made tensors on the device, on this thread's stream.
-  c10::Event made(device_->type());
-  made.record(current_stream());
-  made.block(*stream_);
+  await_stream(*stream_, *current_stream(*device_));
   // The guard selects the device, too; memory is allocated on this stream.
   const c10::StreamGuard guard(*stream_);
   move_all();
@@ -97,13 +91,12 @@ BatchTransfer::Copied BatchTransfer::begin_copy(
 
 void BatchTransfer::end_copy(Copied& copied,
                              const Visitor& for_each_tensor) const {
-  const c10::Stream current = current_stream();
-  copied->block(current);
+  copied->block(*current_stream(*device_));
   // The memory belongs to the stream of the copies. When the loop gives it back
   // its stream may still use it.
   for_each_tensor([&](at::Tensor& tensor) {
     for (const at::Tensor& part : dense_parts(tensor)) {
-      part.record_stream(current);
+      keep_for_current_stream(part);
     }
   });
   copied.reset();

@@ -40,7 +40,6 @@ class BatchTransfer {
  private:
   at::Tensor moved(const at::Tensor& tensor) const;
   // Returns the stream on which the calling thread computes.
-  c10::Stream current_stream() const;
 
   bool pins_ = false;
   std::optional<at::Device> device_;

@@ -342,6 +342,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
     return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
   });
   library.impl("view.dtype", &at::native::view_dtype);
+  library.impl("view_as_complex", &at::native::view_as_complex);
+  library.impl("view_as_real", &at::native::view_as_real);
   library.impl(
       "_reshape_alias", [](const at::Tensor& self, c10::SymIntArrayRef size,
                            c10::SymIntArrayRef stride) {

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/nccl/departure.h"
@@ -14,7 +15,7 @@
 namespace lockstep::internal::nccl {
 namespace {
 
-class Nccl final : public c10d::ProcessGroupNCCL {
+class Nccl final : public c10d::ProcessGroupNCCL, public BackendTraits {
  public:
   Nccl(const BackendRequest& request, c10::intrusive_ptr<Options> options)
       : ProcessGroupNCCL(request.store, request.rank, request.size,
@@ -46,6 +47,8 @@ class Nccl final : public c10d::ProcessGroupNCCL {
     departure_ = std::make_unique<Departure>(
         store_, getSize(), [this](int rank) { abandon(rank); });
   }
+
+  bool sums_sparse() const override { return false; }
 
   void abort() override {
     if (aborted_) return;

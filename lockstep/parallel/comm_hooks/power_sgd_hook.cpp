@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "lockstep/parallel/comm_hooks/orthogonalize.h"
@@ -376,6 +377,8 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
     qs.div_(size);
     for (const auto& part : compressed) {
       auto gradient = part.gradient;
+      internal::keep_for_current_stream(part.p);
+      internal::keep_for_current_stream(gradient);
       at::bmm_out(gradient, part.p, part.q.transpose(1, 2));
       for (size_t i = 0; i < part.copied_from.size(); ++i) {
         part.copied_from[i].copy_(gradient[static_cast<int64_t>(i)]);
@@ -422,6 +425,8 @@ CommFuture compress_bucket(PowerSGDState& state, const GradBucket& bucket) {
         q.div_(size);
         at::bmm_out(matrix, p, q.transpose(1, 2));
         if (error.defined()) error.sub_(matrix.view(-1));
+        internal::keep_for_current_stream(matrix);
+        internal::keep_for_current_stream(p);
         return gradients.copy_(matrix.view(-1).narrow(0, 0, gradients.numel()));
       });
 }

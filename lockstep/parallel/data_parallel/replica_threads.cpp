@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
 #include <pthread.h>
@@ -18,6 +17,8 @@
 #include <thread>
 #include <typeinfo>
 #include <utility>
+
+#include "lockstep/comm/accelerator.h"
 
 namespace lockstep::internal {
 namespace {
@@ -59,11 +60,6 @@ void throw_same(const std::exception& error, const std::string& message) {
     std::throw_with_nested(std::runtime_error(
         caught("an exception that is not a std::exception")));
   }
-}
-
-std::optional<c10::Stream> current_stream(const at::Device& device) {
-  if (device.is_cpu()) return {};
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
 }  // namespace

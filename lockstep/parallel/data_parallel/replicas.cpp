@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/comm/version_of.h"
+#include "lockstep/parallel/data_parallel/node_streams.h"
 #include "lockstep/parallel/module/clone_module.h"
 #include "lockstep/parallel/module/torch_versions.h"
 
@@ -24,9 +25,14 @@ struct AddReplicas : autograd::Node {
   explicit AddReplicas(const autograd::Edge& next) : Node({next}) {}
 
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    return {across_devices(stream(), gradients, device,
+                           [&] { return sum_of(gradients); })};
+  }
+
+  at::Tensor sum_of(const autograd::variable_list& gradients) const {
     at::Tensor sum;
     bool own = false;  // whether no other tensor has `sum`'s memory
-    for (auto& gradient : gradients) {
+    for (const auto& gradient : gradients) {
       if (!gradient.defined()) continue;  // this replica was not used
       auto here = gradient.to(device);
       if (!sum.defined()) {
@@ -38,7 +44,7 @@ struct AddReplicas : autograd::Node {
         own = true;
       }
     }
-    return {std::move(sum)};
+    return sum;
   }
 
   at::Device device = at::kCPU;

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "lockstep/comm/version_of.h"
+#include "lockstep/parallel/data_parallel/node_streams.h"
 
 namespace lockstep {
 namespace {
@@ -66,11 +67,16 @@ struct Divide : torch::autograd::Function<Divide> {
   static variable_list backward(AutogradContext* context,
                                 const variable_list& gradients) {
     const auto device = context->saved_data["device"].toDevice();
-    variable_list pieces;
-    for (const auto& gradient : gradients)
-      pieces.push_back(gradient.to(device));
-    return {at::cat(pieces, context->saved_data["dim"].toInt()), at::Tensor(),
-            at::Tensor()};
+    const auto dim = context->saved_data["dim"].toInt();
+    const auto joined = internal::across_devices(
+        torch::autograd::get_current_node()->stream(), gradients, device, [&] {
+          variable_list pieces;
+          for (const auto& gradient : gradients) {
+            pieces.push_back(gradient.to(device));
+          }
+          return at::cat(pieces, dim);
+        });
+    return {joined, at::Tensor(), at::Tensor()};
   }
 };
 

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/empty_shared.h"
 
 namespace lockstep::internal {
@@ -68,6 +69,7 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
   }
   GradientBucket bucket;
   bucket.flat = empty_shared({count}, options, group);
+  bucket.stream = current_stream(bucket.flat.device());
   bucket.flat.zero_();
   // Below autograd and its tracking of views, these are plain tensors.
   at::AutoDispatchBelowADInplaceOrView no_views;
@@ -111,6 +113,14 @@ void GradientBucket::Slot::release() {
   at::AutoDispatchBelowADInplaceOrView no_views;
   alias = at::empty({0}, place.options());
   alias.set_(storage, 0, place.sizes(), place.strides());
+}
+
+void GradientBucket::use_on_current_stream() {
+  const auto current = current_stream(flat.device());
+  if (current == stream) return;
+  await_stream(*current, *stream);
+  keep_for_current_stream(flat);
+  stream = current;
 }
 
 bool same_memory(const at::Tensor& tensor, const at::Tensor& place) {

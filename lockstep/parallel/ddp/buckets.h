@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <optional>
@@ -44,6 +45,13 @@ struct GradientBucket {
   };
   at::Tensor flat;  // [sum of numel], contiguous
   std::vector<Slot> slots;
+  // The stream on which the bucket was used last; none on the CPU. Gradients of
+  // one bucket may come on several streams.
+  std::optional<c10::Stream> stream;
+
+  // Makes the current stream wait for that one, and keeps the memory for it.
+  // Call it before anything is enqueued that reads or writes the bucket.
+  void use_on_current_stream();
 };
 
 // The sizes in bytes at which the buckets of a dtype and device are full: the

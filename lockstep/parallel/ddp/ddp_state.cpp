@@ -10,6 +10,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "lockstep/comm/agreement.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/version_of.h"
@@ -184,8 +185,18 @@ void DdpState::find_tensors() {
     }
   }
   sparse_.clear();
-  for (const auto& parameter : parameters_) {
-    sparse_.push_back(sparse.contains(parameter.tensor.unsafeGetTensorImpl()));
+  const auto& group = *options_.process_group;
+  for (const auto& [name, tensor] : parameters_) {
+    sparse_.push_back(sparse.contains(tensor.unsafeGetTensorImpl()));
+    const auto device = tensor.device().type();
+    if (sparse_.back() && tensor.requires_grad() && group.size() > 1 &&
+        group.has_backend(device) &&
+        !traits_of(group.backend(device)).sums_sparse()) {
+      throw mistake("the gradient of '" + name +
+                    "' is sparse, and NCCL sums no sparse tensors; make its "
+                    "module with sparse(false), or give a process_group over "
+                    "gloo");
+    }
   }
 }
 

@@ -101,7 +101,8 @@ at::Tensor& GradientBuckets::grad(size_t parameter) const {
 }
 
 void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
-  const auto old_buckets = std::exchange(buckets_, {});
+  auto old_buckets = std::exchange(buckets_, {});
+  for (auto& bucket : old_buckets) bucket.use_on_current_stream();
   moved_places_.clear();
   moved_.clear();
   moves_ = false;
@@ -225,6 +226,7 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused,
   auto& slot = this->slot(parameter);
   const auto& to = slot.place;
   auto& from = grad(parameter);
+  use_on_current_stream(bucket_of(parameter));
   const at::NoGradGuard no_grad;
   if (from.defined() && from.layout() != c10::kStrided) {
     throw std::runtime_error(
@@ -260,6 +262,7 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused,
 
 void GradientBuckets::release() {
   for (auto& bucket : buckets_) {
+    bucket.use_on_current_stream();
     for (auto& slot : bucket.slots) {
       auto& gradient = grad(slot.parameter);
       if (gradient.defined() && same_memory(gradient, slot.place)) {
@@ -276,6 +279,7 @@ void GradientBuckets::give(size_t parameter) {
     return;
   }
   const at::NoGradGuard no_grad;
+  use_on_current_stream(bucket_of(parameter));
   auto& slot = this->slot(parameter);
   const auto& average = slot.place;
   auto& to = grad(parameter);

@@ -55,6 +55,11 @@ class GradientBuckets {
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::vector<at::Tensor> tensors() const;
   const std::vector<GradientBucket>& buckets() const { return buckets_; }
+  // As in GradientBucket. The functions below that read or write a place call
+  // it themselves.
+  void use_on_current_stream(size_t bucket) {
+    buckets_[bucket].use_on_current_stream();
+  }
   bool is_sparse(size_t parameter) const { return sparse_[parameter]; }
   // The dtype of the parameter's gradient as users see it.
   at::ScalarType dtype(size_t parameter) const { return dtypes_[parameter]; }

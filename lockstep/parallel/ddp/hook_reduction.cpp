@@ -60,7 +60,7 @@ class HookReduction final : public BucketReduction {
 
   using BucketReduction::publish;
   void publish(size_t bucket, std::span<const uint64_t> /*places*/) override {
-    const auto& [flat, slots] = buckets_[bucket];
+    const auto& [flat, slots, stream] = buckets_[bucket];
     std::vector<at::Tensor> gradients;
     std::vector<at::Tensor> parameters;
     std::vector<std::string> names;
@@ -88,8 +88,13 @@ class HookReduction final : public BucketReduction {
     futures_.push_back(completed_future(buckets_[bucket].flat));
   }
 
+  // A future of a device's tensors completes when its operations are enqueued.
+  // To wait for them now would hold up the backward on its own stream.
   size_t advance() override {
-    while (final_ < futures_.size() && futures_[final_]->completed()) take();
+    while (final_ < futures_.size() && buckets_[final_].flat.is_cpu() &&
+           futures_[final_]->completed()) {
+      take();
+    }
     return final_;
   }
 

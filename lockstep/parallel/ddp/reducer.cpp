@@ -397,6 +397,7 @@ void Reducer::publish_ready_buckets() {
   if (gradients_.any_shared() && tracker_->is_averaging()) return;
   const auto& buckets = gradients_.buckets();
   while (next_bucket_ < buckets.size() && pending_[next_bucket_] == 0) {
+    gradients_.use_on_current_stream(next_bucket_);
     if (check_) check_->look(buckets[next_bucket_]);
     times_.bucket_published();
     const size_t bucket = next_bucket_++;

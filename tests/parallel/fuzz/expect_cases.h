@@ -30,7 +30,8 @@ void expect_cases_pass(const CaseKind<Case>& kind, const char* program,
     EXPECT_NE(outcome.verdict, Verdict::failed)
         << outcome.reason << "; " << program << " --world " << group->size()
         << " --backend " << backend << " --seeds " << seed << " --reduce";
-    auto failed = torch::tensor(outcome.verdict == Verdict::failed ? 1 : 0);
+    auto failed = torch::tensor(outcome.verdict == Verdict::failed ? 1 : 0)
+                      .to(group->control_device());
     all_reduce(failed);
     if (failed.template item<int64_t>() > 0) return;
   }

@@ -15,17 +15,20 @@ torch::Tensor random_tensor(uint64_t seed, at::IntArrayRef sizes) {
 
 // Returns the rows of the embedding that `x` selects.
 torch::Tensor rows_for(const torch::Tensor& x, int64_t count) {
-  return torch::arange(x.size(0)).remainder(count);
+  return torch::arange(x.size(0), x.options().dtype(torch::kLong))
+      .remainder(count);
 }
 
 }  // namespace
 
-std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
+std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank,
+                                           torch::Device device) {
   torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> tensors;
   for (size_t i = 0; i < fuzz_case.parameters.size(); ++i) {
     const auto& parameter = fuzz_case.parameters[i];
-    auto value = random_tensor(fuzz_case.seed * 1000 + i, parameter.sizes);
+    auto value =
+        random_tensor(fuzz_case.seed * 1000 + i, parameter.sizes).to(device);
     if (parameter.sizes.size() > 1) {
       value /= std::sqrt(static_cast<double>(fuzz_case.width));
     }
@@ -36,7 +39,7 @@ std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
     } else if (parameter.layout == Layout::gapped && value.dim() > 0) {
       auto wide = parameter.sizes;
       wide.back() += 1;
-      auto room = torch::zeros(wide, torch::kDouble)
+      auto room = torch::zeros(wide, value.options())
                       .narrow(-1, 0, parameter.sizes.back());
       room.copy_(value);
       value = room;
@@ -75,7 +78,9 @@ Net::Net(const Case& fuzz_case, int wrapper, std::vector<torch::Tensor> tensors)
   for (const auto& op : fuzz_case.ops) {
     if (op.kind != OpKind::running_mean) continue;
     running_mean_ = register_buffer(
-        "running_mean", torch::zeros({fuzz_case.width}, torch::kDouble));
+        "running_mean",
+        torch::zeros({fuzz_case.width},
+                     tensors_.front().options().dtype(torch::kDouble)));
     break;
   }
 }
@@ -151,11 +156,12 @@ torch::Tensor Net::run_op(const Op& op, const torch::Tensor& x) {
   return x + running_mean_.clone();
 }
 
-torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank) {
+torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank,
+                       torch::Device device) {
   const auto seed =
       fuzz_case.seed * 1000003 +
       static_cast<uint64_t>(event.step * 100 + event.batch * 10 + rank) + 500;
-  auto x = random_tensor(seed, {fuzz_case.rows, fuzz_case.width});
+  auto x = random_tensor(seed, {fuzz_case.rows, fuzz_case.width}).to(device);
   bool needs_grad = event.has_penalty;
   for (const auto& op : fuzz_case.ops) needs_grad |= op.is_checkpointed;
   return x.set_requires_grad(needs_grad);

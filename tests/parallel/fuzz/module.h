@@ -16,7 +16,8 @@ namespace lockstep::internal::fuzz {
 
 // Returns the tensors of Case::parameters, made from its seed. `rank` changes
 // the values, to distinguish rank 0's broadcast from the values of the others.
-std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank);
+std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank,
+                                           torch::Device device = torch::kCPU);
 
 // The values that one forward needs besides its input.
 struct Call {
@@ -123,7 +124,8 @@ class ModuleOf : public Net {
 };
 
 // Returns the input of `event` on `rank`.
-torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank);
+torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank,
+                       torch::Device device = torch::kCPU);
 
 // Returns the loss of `event` on `rank`, from the outputs for the input `x`.
 torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,

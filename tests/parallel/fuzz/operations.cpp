@@ -40,7 +40,10 @@ struct Throwing : torch::autograd::Function<Throwing> {
 
 // Returns a mask of every other element.
 torch::Tensor mask_like(const torch::Tensor& tensor) {
-  return torch::arange(tensor.numel()).remainder(2).eq(0).view(tensor.sizes());
+  return torch::arange(tensor.numel(), tensor.options().dtype(torch::kLong))
+      .remainder(2)
+      .eq(0)
+      .view(tensor.sizes());
 }
 
 }  // namespace

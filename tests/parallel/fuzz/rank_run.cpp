@@ -31,12 +31,14 @@ struct Refusal {
   // Every rank throws at the same place, between two operations.
   bool leaves_ranks_in_step;
 };
-constexpr std::array<Refusal, 4> kRefusals{{
+constexpr std::array<Refusal, 6> kRefusals{{
     {"came in a nested backward pass, which find_unused_parameters cannot see",
      false},
     {"became ready twice in one backward", false},
     {"leads from one operation straight to parameters", false},
     {"the process group has no memory that all its ranks share", true},
+    {"NCCL sums no sparse tensors", true},
+    {"ranks can share only memory of the CPU", true},
 }};
 
 bool is_sharded(Stepping stepping) {
@@ -48,7 +50,7 @@ bool is_sharded(Stepping stepping) {
 std::string difference_between(const torch::Tensor& got,
                                const torch::Tensor& want) {
   torch::NoGradGuard no_grad;
-  const auto dense_got = got.is_sparse() ? got.to_dense() : got;
+  const auto dense_got = (got.is_sparse() ? got.to_dense() : got).cpu();
   const auto dense_want = want.is_sparse() ? want.to_dense() : want;
   if (dense_got.sizes() != dense_want.sizes()) return "another shape";
   if (dense_got.scalar_type() != dense_want.scalar_type()) {
@@ -73,7 +75,8 @@ class RankRun {
       : case_(fuzz_case),
         rank_(get_rank()),
         reference_(fuzz_case),
-        tensors_(make_parameters(fuzz_case, rank_)) {
+        device_(default_group()->control_device()),
+        tensors_(make_parameters(fuzz_case, rank_, device_)) {
     for (int wrapper = 0; wrapper < case_.wrappers; ++wrapper) {
       wrappers_.push_back(wrap(case_, wrapper, tensors_));
     }
@@ -159,7 +162,7 @@ class RankRun {
     losses_.erase(event.slot);
     peers_throw_.erase(event.slot);
     torch::AutoGradMode mode(!event.has_no_grad);
-    const auto x = input_of(case_, event, rank_);
+    const auto x = input_of(case_, event, rank_, device_);
     const Call call{.rank = rank_,
                     .step = event.use_step,
                     .exception = exception_on(event, rank_)};
@@ -315,6 +318,7 @@ class RankRun {
   const Case case_;
   const int rank_;
   Reference reference_;
+  const torch::Device device_;
   std::vector<torch::Tensor> tensors_;
   std::vector<std::unique_ptr<Wrapped>> wrappers_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;

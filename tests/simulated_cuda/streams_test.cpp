@@ -1,0 +1,207 @@
+// Training on several streams of one device: a stream reads what another one
+// has computed only afterwards, and memory is not given away while a stream
+// uses it.
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/accelerator.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/simulated_cuda/same_on_device.h"
+
+namespace lockstep::internal {
+namespace {
+
+using testing::append_state;
+using testing::expect_same_on_device;
+using testing::group_of_both;
+using testing::restart;
+using testing::seeds;
+using testing::tolerance_of;
+using testing::World;
+using torch::Tensor;
+
+// Makes another stream current. At both ends the stream that is left is waited
+// for, as a user must do.
+class OnSideStream {
+ public:
+  explicit OnSideStream(torch::Device device)
+      : before_(current_stream(device)) {
+    if (!before_) return;
+    side_ = c10::impl::VirtualGuardImpl(device.type())
+                .getStreamFromGlobalPool(device);
+    await_stream(*side_, *before_);
+    guard_.emplace(*side_);
+  }
+  OnSideStream(const OnSideStream&) = delete;
+  OnSideStream& operator=(const OnSideStream&) = delete;
+  ~OnSideStream() {
+    if (before_) await_stream(*before_, *side_);
+  }
+
+ private:
+  const std::optional<c10::Stream> before_;
+  std::optional<c10::Stream> side_;
+  std::optional<c10::StreamGuard> guard_;
+};
+
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    torch::manual_seed(6);
+    for (int i = 0; i < 4; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       torch::nn::Linear(10, 10)));
+    }
+  }
+  // Each branch on a stream of its own.
+  Tensor forward(const Tensor& x) {
+    std::vector<Tensor> outputs;
+    for (auto& layer : layers) {
+      const OnSideStream side(x.device());
+      keep_for_current_stream(x);
+      outputs.push_back(layer(x).tanh());
+    }
+    for (const Tensor& output : outputs) keep_for_current_stream(output);
+    return torch::stack(outputs).sum(0);
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+
+enum class Place { everywhere, in_the_loop, in_forward };
+
+std::vector<Tensor> train(Place place, bool views, bool unfreezes,
+                          torch::Device device) {
+  std::vector<Tensor> results;
+  const auto all = [&] {
+    auto net = std::make_shared<BranchesImpl>();
+    net->to(device);
+    if (unfreezes) net->layers[1]->weight.requires_grad_(false);
+    DistributedDataParallel<std::shared_ptr<BranchesImpl>> model(
+        net, {.bucket_cap_mb = 4e-4, .gradient_as_bucket_view = views});
+    torch::optim::SGD optimizer(net->parameters(), 0.05);
+    for (int step = 0; step < 5; ++step) {
+      if (unfreezes && step == 2) net->layers[1]->weight.requires_grad_(true);
+      const auto iteration = [&] {
+        optimizer.zero_grad(step % 2 == 0);
+        const Tensor x = torch::randn({4, 10}).to(device);
+        if (step == 3) {
+          const auto guard = model.no_sync();
+          model(x).square().mean().backward();
+        }
+        model(x * 2).square().mean().backward();
+        append_state(*net, results);
+        optimizer.step();
+      };
+      if (place == Place::in_the_loop) {
+        const OnSideStream side(device);
+        iteration();
+        for (const Tensor& result : results) {
+          if (result.defined()) keep_for_current_stream(result);
+        }
+      } else {
+        iteration();
+      }
+    }
+  };
+  if (place == Place::everywhere) {
+    const OnSideStream side(device);
+    all();
+  } else {
+    all();
+  }
+  // Gets the memory of whatever was freed above and no stream has kept.
+  const Tensor next = torch::full({1000}, 7, device);
+  return results;
+}
+
+WORLD_TEST(Streams, TrainingOnSideStreamsHasTheNumbersOfTheCpu, 2, 3) {
+  const auto group = group_of_both();
+  for (const Place place :
+       {Place::everywhere, Place::in_the_loop, Place::in_forward}) {
+    for (const bool views : {true, false}) {
+      for (const bool unfreezes : {true, false}) {
+        SCOPED_TRACE(static_cast<int>(place) * 100 + views * 10 + unfreezes);
+        expect_same_on_device(
+            world,
+            [&](torch::Device device) {
+              return train(place, views, unfreezes, device);
+            },
+            tolerance_of(world));
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+// The buckets of a wrapper are written by the gradients on one stream and were
+// published on another, without a wait; their memory was given away when the
+// wrapper was destroyed, although a stream still used it.
+WORLD_TEST(Streams, ABucketFollowsTheStreamThatUsesIt, 1) {
+  const auto group = group_of_both();
+  const torch::Device device = local_device();
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    restart(world, seed);
+    const std::vector<NamedParameter> parameters{
+        {"p", torch::zeros({1000}, device)}};
+    auto bucket =
+        std::make_unique<GradientBucket>(make_bucket(parameters, {0}, group));
+    {
+      const c10::StreamGuard other(c10::impl::VirtualGuardImpl(device.type())
+                                       .getStreamFromGlobalPool(device));
+      bucket->use_on_current_stream();
+      bucket->flat.add_(1);
+    }
+    bucket->use_on_current_stream();
+    EXPECT_EQ(bucket->flat.sum().item<float>(), 1000) << "seed " << seed;
+    Tensor sum;
+    const c10::Stream other = c10::impl::VirtualGuardImpl(device.type())
+                                  .getStreamFromGlobalPool(device);
+    {
+      const c10::StreamGuard guard(other);
+      bucket->use_on_current_stream();
+      sum = bucket->flat * 2;
+    }
+    bucket.reset();
+    const Tensor next = torch::full({1000}, 7, device);
+    const c10::StreamGuard guard(other);
+    EXPECT_EQ(sum.sum().item<float>(), 2000) << "seed " << seed;
+  }
+}
+
+// The result of a tensor that is not contiguous is copied back: by the future's
+// callback or by isCompleted(), on their stream. wait() waited for NCCL only,
+// and not for that copy; and the memory that was copied could be used again
+// before.
+WORLD_TEST(Streams, WaitWaitsForWhatTheFutureCopies, 2) {
+  const auto group = group_of_both();
+  const torch::Device device = local_device();
+  for (const bool by_future : {true, false}) {
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+      restart(world, seed);
+      const Tensor values = torch::ones({50, 40}, device).t();
+      WorkPtr work = all_reduce(values, {.async_op = true});
+      if (by_future) {
+        work->getFuture();
+      } else {
+        const OnSideStream side(device);
+        while (!work->isCompleted()) std::this_thread::yield();
+      }
+      work->wait();
+      const Tensor sum = values + 1;
+      work.reset();
+      const Tensor next = torch::full({2000}, 7, device);
+      EXPECT_TRUE(sum.eq(3).all().item<bool>()) << "seed " << seed;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::internal
