@@ -145,17 +145,10 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
   throw c10::DistBackendError(text + record_failure(*inside(group).flight()));
 }
 
-c10d::Backend& Call::backend(const at::Tensor& tensor) const {
+c10d::Backend& Call::backend(c10::DeviceType device) const {
+  on_stream = device != c10::kCPU;
   try {
-    return group->backend(tensor.device().type());
-  } catch (const std::invalid_argument& error) {
-    throw mistake(error.what());
-  }
-}
-
-c10d::Backend& Call::backend() const {
-  try {
-    return group->backend(group->control_device().type());
+    return group->backend(device);
   } catch (const std::invalid_argument& error) {
     throw mistake(error.what());
   }

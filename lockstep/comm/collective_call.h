@@ -34,6 +34,8 @@ struct Call {
   // reduce operation.
   mutable int peer = -1;
   mutable const char* reduce_op = nullptr;
+  // Whether the tensors are on a device with streams, noted by backend().
+  mutable bool on_stream = false;
 
   // Sets `number` and `entry`.
   void take_numbers();
@@ -57,12 +59,19 @@ struct Call {
   // Returns the backend for `tensor`, or for tensors that only the library
   // sees. Throws a mistake() if the group has no backend for that device, or
   // was destroyed.
-  c10d::Backend& backend(const at::Tensor& tensor) const;
-  c10d::Backend& backend() const;
+  c10d::Backend& backend(const at::Tensor& tensor) const {
+    return backend(tensor.device().type());
+  }
+  c10d::Backend& backend() const {
+    return backend(group->control_device().type());
+  }
 
   // Returns the rank in the group of the default group's rank `global_rank`.
   // Throws a mistake() that names `argument` if that rank is not a member.
   int member(const char* argument, int global_rank) const;
+
+ private:
+  c10d::Backend& backend(c10::DeviceType device) const;
 };
 
 // Returns dtype and shape, "Float [2, 3]"; several are separated by commas.
@@ -75,7 +84,9 @@ template <typename Options>
 Options backend_options(const Call& call, bool async_op) {
   Options options;
   options.timeout = call.timeout;
-  options.asyncOp = async_op;
+  // c10d's NCCL returns no work for a synchronous operation (since
+  // LibTorch 2.8), and only a work has errors and ends in the flight record.
+  options.asyncOp = async_op || call.on_stream;
   return options;
 }
 template <typename Options>

@@ -5,6 +5,10 @@
 #include <ATen/NativeFunctions.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
@@ -186,6 +190,36 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source,
   return self;
 }
 
+// ---- Softmax, which only CUDA takes from float16 to float32 ----
+
+template <auto Function>
+at::Tensor& softmax_out(const at::Tensor& self, int64_t dim,
+                        bool half_to_float, at::Tensor& out) {
+  MemoryViews views;
+  enqueue_kernel(
+      current_stream(self.device().index()),
+      [from = views.of(self), to = views.of(out), dim, half_to_float] {
+        to.copy_(Function(half_to_float ? from.to(at::kFloat) : from, dim,
+                          /*half_to_float=*/false));
+      });
+  return out;
+}
+
+template <auto Function>
+at::Tensor& softmax_backward_out(const at::Tensor& grad,
+                                 const at::Tensor& output, int64_t dim,
+                                 at::ScalarType /*input_dtype*/,
+                                 at::Tensor& out) {
+  MemoryViews views;
+  enqueue_kernel(current_stream(grad.device().index()),
+                 [grad = views.of(grad), output = views.of(output),
+                  to = views.of(out), dim] {
+                   to.copy_(
+                       Function(grad, output, dim, grad.scalar_type()));
+                 });
+  return out;
+}
+
 // ---- Operations that only CUDA has, from others ----
 
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input,
@@ -351,6 +385,13 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("unfold", &at::native::unfold);
 
   library.impl("copy_", &copy_);
+
+  library.impl("_softmax.out", &softmax_out<at::_softmax>);
+  library.impl("_log_softmax.out", &softmax_out<at::_log_softmax>);
+  library.impl("_softmax_backward_data.out",
+               &softmax_backward_out<at::_softmax_backward_data>);
+  library.impl("_log_softmax_backward_data.out",
+               &softmax_backward_out<at::_log_softmax_backward_data>);
 
   library.impl("native_dropout", &native_dropout);
   library.impl("_fused_sdp_choice", &fused_sdp_choice);

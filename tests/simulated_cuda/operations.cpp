@@ -35,8 +35,15 @@ using c10::IValue;
 using Values = std::vector<IValue>;
 using Replace = std::function<at::Tensor(const at::Tensor&)>;
 
-// Kernels see no autograd and no autocast: both have been applied before.
+class NoWarnings final : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+NoWarnings no_warnings;
+
+// Kernels see no autograd and no autocast: both have been applied before. What
+// they warn of is how the simulation calls them.
 struct KernelConditions {
+  c10::WarningUtils::WarningHandlerGuard silent{&no_warnings};
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
