@@ -3,12 +3,12 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_softmax.h>
 #include <ATen/ops/_softmax_backward_data.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
@@ -193,8 +193,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source,
 // ---- Softmax, which only CUDA takes from float16 to float32 ----
 
 template <auto Function>
-at::Tensor& softmax_out(const at::Tensor& self, int64_t dim,
-                        bool half_to_float, at::Tensor& out) {
+at::Tensor& softmax_out(const at::Tensor& self, int64_t dim, bool half_to_float,
+                        at::Tensor& out) {
   MemoryViews views;
   enqueue_kernel(
       current_stream(self.device().index()),
@@ -211,12 +211,10 @@ at::Tensor& softmax_backward_out(const at::Tensor& grad,
                                  at::ScalarType /*input_dtype*/,
                                  at::Tensor& out) {
   MemoryViews views;
-  enqueue_kernel(current_stream(grad.device().index()),
-                 [grad = views.of(grad), output = views.of(output),
-                  to = views.of(out), dim] {
-                   to.copy_(
-                       Function(grad, output, dim, grad.scalar_type()));
-                 });
+  enqueue_kernel(
+      current_stream(grad.device().index()),
+      [grad = views.of(grad), output = views.of(output), to = views.of(out),
+       dim] { to.copy_(Function(grad, output, dim, grad.scalar_type())); });
   return out;
 }
 
@@ -383,6 +381,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
                                           C10_AS_INTARRAYREF_SLOW(stride));
       });
   library.impl("unfold", &at::native::unfold);
+  library.impl("view_as_real", &at::native::view_as_real);
+  library.impl("view_as_complex", &at::native::view_as_complex);
 
   library.impl("copy_", &copy_);
 

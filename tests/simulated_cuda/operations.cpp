@@ -7,7 +7,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -50,31 +49,6 @@ struct KernelConditions {
 
 bool is_on_device(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
-}
-
-// Returns `value` with each tensor in it replaced.
-IValue with_tensors(const IValue& value, const Replace& replace) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? replace(value.toTensor()) : value;
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(tensor.defined() ? replace(tensor) : tensor);
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor :
-         value.toOptionalTensorVector()) {
-      list.push_back(tensor && tensor->defined()
-                         ? std::optional(replace(*tensor))
-                         : tensor);
-    }
-    return list;
-  }
-  return value;
 }
 
 void for_each_tensor(const IValue& value,
@@ -448,6 +422,32 @@ void run_on_cpu(const c10::OperatorHandle& operation,
 }
 
 }  // namespace
+
+IValue with_tensors(
+    const IValue& value,
+    const std::function<at::Tensor(const at::Tensor&)>& replace) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? replace(value.toTensor()) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(tensor.defined() ? replace(tensor) : tensor);
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor :
+         value.toOptionalTensorVector()) {
+      list.push_back(tensor && tensor->defined()
+                         ? std::optional(replace(*tensor))
+                         : tensor);
+    }
+    return list;
+  }
+  return value;
+}
 
 at::Tensor MemoryViews::of(const at::Tensor& tensor) {
   at::Tensor& view = tensors_[tensor.unsafeGetTensorImpl()];
