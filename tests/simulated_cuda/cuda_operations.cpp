@@ -3,6 +3,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_log_softmax_backward_data.h>
 #include <ATen/ops/_softmax.h>
@@ -63,6 +64,19 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
   return at::detail::empty_strided_generic(size, stride, &device_allocator(),
                                            kDeviceKey,
                                            c10::dtype_or_default(dtype));
+}
+
+at::Tensor efficient_zeros(c10::SymIntArrayRef size,
+                           std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout> layout,
+                           std::optional<at::Device> device,
+                           std::optional<bool> pinned) {
+  at::native::ZeroTensorAllocator no_memory(
+      device_for_new(layout, device, pinned));
+  return at::detail::empty_generic(
+      C10_AS_INTARRAYREF_SLOW(size), &no_memory,
+      kDeviceKey | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+      c10::dtype_or_default(dtype), {});
 }
 
 // Makes the storage of `tensor` hold what its sizes need.
@@ -160,7 +174,8 @@ void copy_with_host(const at::Tensor& to, const at::Tensor& from,
   const at::Tensor memory = views.of(on_device);
   const bool direct =
       to.dtype() == from.dtype() && to.sizes() == from.sizes() &&
-      to.strides() == from.strides() && to.is_non_overlapping_and_dense();
+      to.strides() == from.strides() && to.is_non_overlapping_and_dense() &&
+      !host.is_conj() && !host.is_neg();
   auto pinned = pinned_block_of(host.const_data_ptr());
   if (non_blocking && pinned && direct) {
     // Does not own the tensor's storage: as with CUDA, the memory is kept.
@@ -345,6 +360,7 @@ at::Tensor batch_norm_backward_elemt(
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zeros);
   library.impl("resize_", &resize_);
   library.impl("set_", &set_empty);
   library.impl(

@@ -265,7 +265,7 @@ TEST_F(SimulatedDevice, SparseTensorsAreMadeAndAdded) {
   EXPECT_TRUE(sparse._values().is_cuda());
   EXPECT_TRUE((sparse + sparse).coalesce().to_dense().cpu().equal(dense * 2));
   auto sum = torch::zeros({2, 2}, device_);
-  sum.add_(sparse);
+  sum.add_(dense.to(device_).to_sparse());
   EXPECT_TRUE(sum.cpu().equal(dense));
   EXPECT_TRUE(sparse.clone().div_(2).cpu().to_dense().equal(dense / 2));
   EXPECT_TRUE(dense.to_sparse_csr().to(device_).to_dense().cpu().equal(dense));
@@ -283,6 +283,10 @@ TEST_F(SimulatedDevice, ViewsShareMemory) {
             x.data_ptr());
   EXPECT_EQ(x.view(torch::kInt)[0][0].item<int>(), 0x3f800000);
   EXPECT_EQ(x.t().unfold(0, 2, 1).sum().item<float>(), 12);
+  const auto conjugate = torch::view_as_complex(x).conj();
+  EXPECT_EQ(conjugate.cpu()[3].item<c10::complex<float>>(),
+            c10::complex<float>(1, -2));
+  EXPECT_EQ(torch::imag(conjugate).sum().item<float>(), -8);
 }
 
 TEST_F(SimulatedDevice, SoftmaxWidensHalfTypes) {

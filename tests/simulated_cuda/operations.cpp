@@ -465,6 +465,8 @@ at::Tensor MemoryViews::of(const at::Tensor& tensor) {
   auto* const impl = view.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
                               tensor.storage_offset());
+  view._set_conj(tensor.is_conj());
+  view._set_neg(tensor.is_neg());
   if (tensor.dim() == 0) {
     impl->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
   }

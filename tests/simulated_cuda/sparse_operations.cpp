@@ -127,6 +127,15 @@ void take_operations(torch::Library& library) {
 
 }  // namespace
 
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  for (const char* const name :
+       {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_bsc",
+        "_to_sparse_bsr", "_to_sparse_csc", "_to_sparse_csr"}) {
+    library.impl(name,
+                 torch::CppFunction::makeFromBoxedFunction<&run_on_copies>());
+  }
+}
+
 TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
   take_operations<c10::DispatchKey::SparseCPU>(library);
 }

@@ -2,18 +2,16 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <set>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -58,14 +56,6 @@ GivenOptions in_task(GivenOptions options) {
   options.timeout = kNoLimit;
   options.asyncOp = false;
   return options;
-}
-
-std::string words_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& failure) {
-    return failure.what();
-  }
 }
 
 bool ends_processes() {
@@ -188,7 +178,7 @@ class ProcessGroupNCCL::NcclWork final : public Work {
       const auto deadline = std::chrono::steady_clock::now() + timeout;
       while (!isCompleted()) {
         if (std::chrono::steady_clock::now() >= deadline) {
-          fail(words_of_timeout(timeout));
+          fail(words_of_timeout(timeout), /*ends_process=*/false);
           communicator_->abort();
           break;
         }
@@ -207,11 +197,16 @@ class ProcessGroupNCCL::NcclWork final : public Work {
     const std::lock_guard lock(mutex_);
     kept_.clear();
   }
-  void fail(const std::string& reason) {
+  // Ends the work with an error. `ends_process`: the watchdog shall see it.
+  void fail(const std::string& reason, bool ends_process) {
     const std::lock_guard lock(mutex_);
-    if (!exception_) {
-      exception_ = std::make_exception_ptr(c10::DistBackendError(reason));
-    }
+    if (exception_) return;
+    exception_ = std::make_exception_ptr(c10::DistBackendError(reason));
+    if (ends_process) fatal_ = reason;
+  }
+  std::string fatal() {
+    const std::lock_guard lock(mutex_);
+    return fatal_;
   }
   void tell_result(WorkResult result) {
     result_->markCompleted(static_cast<int64_t>(result));
@@ -241,6 +236,7 @@ class ProcessGroupNCCL::NcclWork final : public Work {
   const std::chrono::steady_clock::time_point began_ =
       std::chrono::steady_clock::now();
   const std::shared_ptr<Communicator> communicator_;
+  std::string fatal_;  // why the watchdog shall end the process
   const std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> kept_;
   c10::Event end_{c10::kCUDA};
@@ -318,7 +314,8 @@ bool ProcessGroupNCCL::abortComms(const std::optional<std::string>& reason) {
   if (!communicator_) return true;
   if (reason) {
     const std::lock_guard lock(pending_mutex_);
-    for (const auto& work : pending_) work->fail(*reason);
+    for (const auto& work : pending_)
+      work->fail(*reason, /*ends_process=*/true);
   }
   communicator_->abort();
   return true;
@@ -332,12 +329,10 @@ std::string ProcessGroupNCCL::retire_ended() {
     const std::lock_guard lock(pending_mutex_);
     for (auto work = pending_.begin(); work != pending_.end();) {
       if ((*work)->is_overdue() && !(*work)->isCompleted()) {
-        (*work)->fail((*work)->words_of_timeout((*work)->timeout()));
+        (*work)->fail((*work)->words_of_timeout((*work)->timeout()),
+                      /*ends_process=*/true);
       }
-      if (const auto error = (*work)->exception(); error && reason.empty()) {
-        reason = c10::str("Some NCCL operations have failed or timed out: ",
-                          words_of(error));
-      }
+      if (reason.empty()) reason = (*work)->fatal();
       if ((*work)->isCompleted()) {
         ended.push_back(*work);
         work = pending_.erase(work);
@@ -363,10 +358,12 @@ void ProcessGroupNCCL::watch(const std::stop_token& stop) {
                            [&] { return stop.stop_requested(); })) {
     const std::string reason = retire_ended();
     if (!reason.empty() && ends_processes()) {
-      std::fprintf(stderr,
-                   "%s To avoid data inconsistency, we are taking the entire "
-                   "process down.\n",
-                   reason.c_str());
+      std::fprintf(
+          stderr,
+          "Some NCCL operations have failed or timed out: %s. To avoid "
+          "data inconsistency, we are taking the entire process "
+          "down.\n",
+          reason.c_str());
       std::abort();
     }
   }
