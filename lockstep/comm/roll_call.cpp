@@ -38,10 +38,32 @@ std::string key(uint64_t number, const char* leaf) {
   throw RollCallError(agreed);
 }
 
+// Returns the texts that have come, and empty ones for the other ranks, when
+// all that came have read them, or after a second.
+std::vector<std::string> last_texts(const ProcessGroup& group,
+                                    uint64_t number) {
+  auto& store = *group.store();
+  std::vector<std::string> texts(group.size());
+  std::vector<std::string> read;
+  try {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (!has_come(store, key(number, rank))) continue;
+      texts[rank] = store.get_to_str(key(number, rank)).substr(1);
+      read.push_back(key(number, "read/") + std::to_string(rank));
+    }
+    store.set(key(number, "read/") + std::to_string(group.rank()), "=");
+    store.wait(read, std::chrono::seconds(1));
+  } catch (const c10::Error&) {
+    // A rank has gone since it came.
+  }
+  return texts;
+}
+
 }  // namespace
 
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
-                                   const Deadline& deadline) {
+                                   const Deadline& deadline,
+                                   bool before_error) {
   if (imagines_peers(group)) {
     return std::vector<std::string>(group.size(), text);
   }
@@ -61,11 +83,12 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                           .global_ranks = group.global_ranks()},
                          key(number, ""), text, deadline, look);
   } catch (const RanksAbsent& error) {
-    why = error.what_without_backtrace();
+    if (!before_error) why = error.what_without_backtrace();
   } catch (const PeerGone& gone) {
     why = gone.what_without_backtrace();
   }
   if (!why.empty()) fail(group, number, why);
+  if (before_error) return last_texts(group, number);
   // A rank that has come to this roll call has read the one before.
   if (number > 1) store.deleteKey(key(number - 1, group.rank()));
   return texts;
