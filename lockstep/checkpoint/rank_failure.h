@@ -26,6 +26,11 @@ ThrowForOthers failed_load(const std::string& path);
 // Collective. `collect` fills in the object that this rank tells the others.
 // Returns what all have told, by rank. If `collect` has thrown on a rank, every
 // rank throws: that rank its own exception, the others `throw_for_others`.
+//
+// Snapshots compare what this returns, and do not make an Agreement, because
+// their ranks may be one process without a group, or exchange texts beside
+// training (Ranks::through_store()), and because their errors name all ranks
+// that differ.
 std::vector<nlohmann::json> gather_or_fail(
     const Ranks& ranks, const std::function<void(nlohmann::json&)>& collect,
     const ThrowForOthers& throw_for_others);
