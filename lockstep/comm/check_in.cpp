@@ -113,11 +113,11 @@ bool CheckIn::is_new_host(const Deadline& deadline) const {
   if (last_host().empty()) return true;
   constexpr std::chrono::seconds kHostSaysSo{2};
   try {
-    store_->wait({key("host")}, std::min<std::chrono::milliseconds>(
-                                    kHostSaysSo, deadline.remaining()));
-    return store_->get_to_str(key("host")) != last_host();
-  } catch (const c10::DistStoreError&) {
-    return true;  // timed out: a Python rank 0 writes no mark
+    // A Python rank 0 writes no mark.
+    return !poll_store(Deadline::after(std::min<std::chrono::milliseconds>(
+                           kHostSaysSo, deadline.remaining())),
+                       [&] { return store_->check({key("host")}); }) ||
+           store_->get_to_str(key("host")) != last_host();
   } catch (const c10::DistNetworkError&) {
     return false;  // the previous store was closed meanwhile
   }
