@@ -118,10 +118,7 @@ std::invalid_argument Call::mistake(const std::string& text) const {
 void Call::fail(const Deadline& deadline, const std::exception& error,
                 const std::string& more) const {
   const auto elapsed = deadline.elapsed();
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  const auto cause =
-      (torch != nullptr ? torch->what_without_backtrace() : error.what()) +
-      more;
+  const auto cause = words_of(error) + more;
   const bool own = is_own_failure(error);
   const auto gone = own ? std::string() : peers_behind(*group, deadline);
   const bool said = gone.empty() || inside(group).hears_departures() ||

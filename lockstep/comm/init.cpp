@@ -98,21 +98,17 @@ ProcessGroup::Backends make_backends(
         .timeout = group.timeout,
         .group_name = group.number,
         .global_ranks = group.global_ranks};
-    auto fail = [&](const char* cause) {
-      throw c10::DistBackendError(c10::str(
-          "rank ", group.global_ranks[group.rank], " of group '", group.name,
-          "' (", request.size, " ranks) could not connect to its peers by \"",
-          entry->name, "\" (allowed ", group.timeout.count(), " ms): ", cause));
-    };
     try {
       store->require_all_alive();
       backends.emplace(type, entry->create(request));
     } catch (const std::invalid_argument&) {
       throw;  // its text says what is wrong with the arguments
-    } catch (const c10::Error& error) {
-      fail(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      fail(error.what());
+      throw c10::DistBackendError(c10::str(
+          "rank ", group.global_ranks[group.rank], " of group '", group.name,
+          "' (", request.size, " ranks) could not connect to its peers by \"",
+          entry->name, "\" (allowed ", group.timeout.count(),
+          " ms): ", internal::words_of(error)));
     }
     canonical += (canonical.empty() ? "" : ",") +
                  std::string(device_name(type)) + ":" + entry->name;
@@ -129,17 +125,11 @@ ProcessGroupPtr make_group(
       store, life_signs, group.global_ranks);
   std::string canonical;
   ProcessGroup::Backends backends;
-  const auto give_up = [&](const char* why) {
-    watched->give_up(
-        c10::str("rank ", group.global_ranks[group.rank], " gave up: ", why));
-  };
   try {
     backends = make_backends(group, watched, canonical);
-  } catch (const c10::Error& error) {
-    give_up(error.what_without_backtrace());
-    throw;
   } catch (const std::exception& error) {
-    give_up(error.what());
+    watched->give_up(c10::str("rank ", group.global_ranks[group.rank],
+                              " gave up: ", internal::words_of(error)));
     throw;
   }
   return ProcessGroupPtr(std::make_shared<internal::GroupInside>(

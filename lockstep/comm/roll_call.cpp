@@ -3,17 +3,18 @@
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/group_inside.h"
+#include "lockstep/comm/last_words.h"
 #include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
 namespace {
 
-std::string key(uint64_t number, int rank) {
-  return "roll_call/" + std::to_string(number) + "/" + std::to_string(rank);
+std::string key(uint64_t number, const std::string& leaf) {
+  return "roll_call/" + std::to_string(number) + "/" + leaf;
 }
 
-std::string key(uint64_t number, const char* leaf) {
-  return "roll_call/" + std::to_string(number) + "/" + leaf;
+std::string key(uint64_t number, int rank) {
+  return key(number, std::to_string(rank));
 }
 
 // The first rank that gives up says why for all, so that all say the same. The
@@ -24,14 +25,14 @@ std::string key(uint64_t number, const char* leaf) {
   auto& store = *group.store();
   std::string agreed = why;
   try {
-    agreed = store.compareSet(key(number, "absent"), std::string(), why);
+    const LastWords absent(store, key(number, "absent"));
+    agreed = absent.say(why);
+    if (group.global_rank(group.rank()) != 0) throw RollCallError(agreed);
     int64_t present = 0;
     for (int rank = 0; rank < group.size(); ++rank) {
       present += has_come(store, key(number, rank));
     }
-    store.add(key(number, "told"), 1);
-    if (group.global_rank(group.rank()) != 0) throw RollCallError(agreed);
-    wait_until_told(store, key(number, "told"), present);
+    absent.await_heard(present);
   } catch (const c10::Error&) {
     // The store is gone, and with it the rank that hosted it.
   }

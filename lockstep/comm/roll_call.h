@@ -20,8 +20,7 @@ class RollCallError : public std::runtime_error {
 // rank order. It uses the group's store, so it depends on no backend and knows
 // which ranks have not come. Keys of the n-th roll call of a group:
 // "roll_call/<n>/<group rank>", which each rank removes after the next roll
-// call; if this one failed, "roll_call/<n>/absent" says why, and
-// "roll_call/<n>/told" counts the ranks that know.
+// call; if this one failed, "roll_call/<n>/absent" says why (last_words.h).
 //
 // Blocks until the deadline at most, and for less than a second after a rank on
 // this host has died or left (life_signs.h). Then it throws RollCallError, the

@@ -25,10 +25,7 @@ constexpr int kTag = kMaxTag - 19;
 
 }  // namespace
 
-int64_t trace_clock() { return c10::getTime(); }
-
-ClockOffset measure_clock_offset(const ProcessGroupPtr& group,
-                                 const std::function<int64_t()>& clock) {
+ClockOffset measure_clock_offset(const ProcessGroupPtr& group) {
   const UserFunction function("Profiler");
   const at::RecordFunctionGuard unseen(/*is_enabled=*/false);
   const at::NoGradGuard no_grad;
@@ -45,7 +42,7 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group,
         recv(message, global, options);
         // On a GPU the message may still be on its way.
         if (!device.is_cpu()) (void)message.item<int64_t>();
-        message.fill_(clock());
+        message.fill_(c10::getTime());  // as Kineto writes times
         send(message, global, options);
       }
     }
@@ -55,11 +52,11 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group,
   ClockOffset best{.offset_ns = 0,
                    .uncertainty_ns = std::numeric_limits<int64_t>::max()};
   for (int i = 0; i < kRoundTrips; ++i) {
-    const int64_t asked = clock();
+    const int64_t asked = c10::getTime();
     send(message, first, options);
     recv(message, first, options);
     const auto answer = message.item<int64_t>();
-    const int64_t answered = clock();
+    const int64_t answered = c10::getTime();
     // Rounded up, so that the bound holds.
     const int64_t uncertainty = (answered - asked + 1) / 2;
     if (uncertainty >= best.uncertainty_ns) continue;

@@ -11,6 +11,7 @@
 
 #include "lockstep/base/endpoint.h"
 #include "lockstep/base/signal_list.h"
+#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/process_count.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/store_port.h"
@@ -105,7 +106,7 @@ class ControlGroups : public ::testing::Test {
   }
   std::optional<double> granted(const std::string& membership) {
     write("membership", membership);
-    return granted_cores(root_, root_ / "membership");
+    return granted_cores({root_, root_ / "membership"});
   }
 
   fs::path root_;

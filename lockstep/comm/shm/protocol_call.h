@@ -37,12 +37,6 @@ decltype(auto) translated(Call&& call) {
   }
 }
 
-// Returns the text of `error`, without LibTorch's stack trace.
-inline std::string words_of(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
-}
-
 // Returns the time that is left for the next step of an operation. It is never
 // zero, so that the step still waits and its error says what it waited for.
 inline std::chrono::milliseconds left(const Deadline& deadline) {
