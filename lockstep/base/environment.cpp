@@ -1,5 +1,9 @@
 #include "lockstep/base/environment.h"
 
+#include <limits.h>
+#include <unistd.h>
+
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <stdexcept>
@@ -33,6 +37,12 @@ int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
         " to " + std::to_string(highest));
   }
   return number;
+}
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name[0] == '\0' ? "localhost" : name.data();
 }
 
 }  // namespace lockstep::internal

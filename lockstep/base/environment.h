@@ -24,4 +24,8 @@ std::optional<int64_t> get_env_int(const char* name, int64_t lowest,
 int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
                   int64_t highest);
 
+// Returns the name that gethostname() gives to this machine; "localhost" if it
+// has none.
+std::string host_name();
+
 }  // namespace lockstep::internal

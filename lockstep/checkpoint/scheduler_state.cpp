@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/state/scheduler_values.h"
+#include "lockstep/state/optimizer_group.h"
 
 namespace lockstep::internal {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/base/process_mark.h"
-#include "lockstep/base/quiet_thread.h"
+#include "lockstep/base/signals.h"
 
 namespace lockstep::internal {
 namespace {

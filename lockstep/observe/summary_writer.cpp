@@ -18,8 +18,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/host_name.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/event.h"
 #include "lockstep/observe/histogram.h"

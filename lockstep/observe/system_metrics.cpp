@@ -16,7 +16,7 @@
 
 #include "lockstep/base/process_mark.h"
 #include "lockstep/observe/log_names.h"
-#include "lockstep/worker/gpu_usage.h"
+#include "lockstep/worker/nvml.h"
 
 namespace lockstep {
 namespace {

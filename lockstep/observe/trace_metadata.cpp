@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "lockstep/base/host_name.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/observe/log_rank.h"

@@ -17,9 +17,8 @@
 #include <string_view>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/left_file.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/worker/error_file.h"
-#include "lockstep/worker/handler_text.h"
 #include "lockstep/worker/native_stack.h"
 
 namespace lockstep::internal {

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/no_destructor.h"
-#include "lockstep/base/write_aside.h"
+#include "lockstep/base/whole_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <mutex>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/no_destructor.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/worker/profile_on_demand.h"
 #include "lockstep/worker/training_summary.h"
 

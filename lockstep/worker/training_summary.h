@@ -16,7 +16,7 @@ namespace lockstep::internal {
 //                   (MetricsLogger, SummaryWriter::add_scalar()); null if it
 //                   was not finite
 //   target_s        seconds from the first step or batch until the metric of
-//                   LOCKSTEP_TRAINING_TARGET (metric_target.h) first met its
+//                   LOCKSTEP_TRAINING_TARGET (MetricTarget) first met its
 //                   target; null if it never did
 //
 // The file is written by a process that has counted a step or samples and ends
@@ -30,6 +30,18 @@ class TrainingSummary {
   // The process logs a number. Costs a load if nobody asked for a summary. Any
   // thread.
   static void note_metric(std::string_view name, double value);
+};
+
+// "loss<=0.3": a number that a training logs, and when it is good enough.
+struct MetricTarget {
+  std::string_view name;
+  bool at_most = true;  // false means at least
+  double value = 0;
+
+  // `text` must outlive the result. Throws std::invalid_argument that says what
+  // is allowed.
+  static MetricTarget parse(std::string_view text);
+  bool is_met(double number) const;
 };
 
 }  // namespace lockstep::internal

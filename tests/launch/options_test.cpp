@@ -10,7 +10,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/endpoint.h"
-#include "lockstep/base/signal_list.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/launch/process/process_count.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/store_port.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/host_name.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/handshake.h"

@@ -14,9 +14,8 @@
 #include <utility>
 #include <variant>
 
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/agent/metrics_text.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/descendants.h"

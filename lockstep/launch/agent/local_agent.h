@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/signal_list.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/launch/agent/attempt.h"
 #include "lockstep/launch/agent/job_report.h"
 #include "lockstep/launch/agent/metrics_endpoint.h"

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/base/steady_ns.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {

@@ -4,8 +4,8 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/base/left_file.h"
 #include "lockstep/base/shown_text.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/launch/watch/source_finder.h"
 #include "lockstep/worker/native_stack.h"
 #include "lockstep/worker/status_board.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/worker/thread_stacks.h"
+#include "lockstep/worker/native_stack.h"
 
 namespace lockstep::internal {
 

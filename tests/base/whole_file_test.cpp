@@ -1,6 +1,6 @@
 // Files that another process leaves, which may be links, pipes or endless, and
 // files that this one makes where others write, too.
-#include "lockstep/base/left_file.h"
+#include "lockstep/base/whole_file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <fstream>
 
-#include "lockstep/base/write_aside.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal::testing {

@@ -1,4 +1,4 @@
-#include "lockstep/base/signal_list.h"
+#include "lockstep/base/signals.h"
 
 #include <string.h>
 
