@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

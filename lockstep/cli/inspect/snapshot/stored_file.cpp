@@ -7,12 +7,12 @@
 #include <set>
 #include <unordered_map>
 
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/pt/pt_format.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
-#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/cli/inspect/snapshot/stored_snapshot.h"
 

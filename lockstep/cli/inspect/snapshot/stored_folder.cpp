@@ -8,9 +8,9 @@
 #include <set>
 #include <unordered_map>
 
-#include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/cli/inspect/snapshot/stored_snapshot.h"
 
 namespace lockstep::internal {
