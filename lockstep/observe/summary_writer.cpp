@@ -24,7 +24,6 @@
 #include "lockstep/observe/event.h"
 #include "lockstep/observe/histogram.h"
 #include "lockstep/observe/log_names.h"
-#include "lockstep/observe/log_rank.h"
 #include "lockstep/observe/png_encoder.h"
 #include "lockstep/worker/training_summary.h"
 

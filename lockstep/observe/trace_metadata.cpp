@@ -12,7 +12,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/point_to_point.h"
-#include "lockstep/observe/log_rank.h"
+#include "lockstep/observe/log_names.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {

@@ -5,7 +5,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "lockstep/comm/mpi/round.h"
+#include "lockstep/comm/mpi/pending.h"
 
 // The collectives themselves, over contiguous tensors of the CPU. Each blocks
 // until this rank's part has ended, to the deadline of `round` at most, and
