@@ -25,7 +25,7 @@
 #include "lockstep/observe/histogram.h"
 #include "lockstep/observe/log_names.h"
 #include "lockstep/observe/png_encoder.h"
-#include "lockstep/worker/training_summary.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

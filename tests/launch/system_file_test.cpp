@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include "lockstep/launch/process/control_groups.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal::testing {

@@ -68,7 +68,7 @@ class LocalAgent : private Pollable {
              std::optional<StorePort> first_port, GuardianLink link,
              Report report, std::unique_ptr<JobMember> job = nullptr);
 
-  // Serves metrics (metrics_text.h) while run() does its work.
+  // Serves metrics (metrics_endpoint.h) while run() does its work.
   void serve_metrics(MetricsEndpoint endpoint);
 
   // Blocks until no worker, and nothing that a worker started, is left. Returns

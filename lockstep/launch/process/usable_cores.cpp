@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/cpu_topology.h"
+#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep {
 namespace {

@@ -14,7 +14,7 @@
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/whole_file.h"
 #include "lockstep/launch/process/system_file.h"
-#include "lockstep/launch/watch/rank_stacks.h"
+#include "lockstep/launch/watch/source_finder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -12,7 +12,6 @@
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/roll_call.h"
-#include "lockstep/parallel/pipeline/stage_mistake.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,13 +1,16 @@
-#include "lockstep/parallel/ddp/broadcast_coalesced.h"
+#include "lockstep/parallel/ddp/equal_replicas.h"
+
+#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <deque>
 #include <numeric>
+#include <string_view>
 
-#include <ATen/ATen.h>
-
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/parallel/ddp/buckets.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 namespace {
@@ -67,6 +70,23 @@ void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
     in_flight.emplace_back(std::move(members), src, group);
   }
   while (!in_flight.empty()) finish_first();
+}
+
+std::string replica_difference(const std::vector<NamedParameter>& tensors,
+                               const ProcessGroupPtr& group) {
+  const at::NoGradGuard no_grad;
+  Agreement agreement(group);
+  for (const auto& [name, tensor] : tensors) {
+    const auto data = tensor.cpu().contiguous();
+    Digest digest;
+    digest.add(std::string_view(static_cast<const char*>(data.const_data_ptr()),
+                                data.nbytes()));
+    agreement.hold(name, std::to_string(digest.value()));
+  }
+  const auto found = agreement.compare();
+  if (!found) return {};
+  return c10::str(found->name, " of rank ", found->rank,
+                  " differs from that of rank ", found->first_rank);
 }
 
 }  // namespace lockstep::internal

@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/ddp/buckets.h"
 
 namespace lockstep::internal {
 
@@ -16,5 +18,13 @@ namespace lockstep::internal {
 // Blocking. Memory: two pieces. Errors: those of broadcast().
 void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
                          const ProcessGroupPtr& group);
+
+// Collective. Compares the bits of every rank's `tensors`, by a digest of each.
+// Returns the first rank that differs from rank 0 of the group, with its first
+// tensor that does: "'w' of rank 2 differs from that of rank 0", where names
+// are quoted by the caller; empty if there is none. Reads all tensors once, and
+// sends 16 bytes if all are the same.
+std::string replica_difference(const std::vector<NamedParameter>& tensors,
+                               const ProcessGroupPtr& group);
 
 }  // namespace lockstep::internal
