@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/random_digits.h"
 
 namespace lockstep::internal {
 namespace {

@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lockstep/base/random_digits.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 
 namespace lockstep::internal {

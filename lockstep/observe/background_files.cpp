@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/signals.h"
 
 namespace lockstep::internal {

@@ -14,7 +14,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/observe/log_names.h"
 #include "lockstep/worker/nvml.h"
 

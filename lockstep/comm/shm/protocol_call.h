@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 

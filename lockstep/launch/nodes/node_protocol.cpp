@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/random_digits.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/launch/process/exit_code.h"
 
