@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/file_save.h"
 #include "lockstep/checkpoint/pt/pickle.h"

@@ -1,19 +1,16 @@
-#include "lockstep/state/box.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <optional>
 
 #include "lockstep/checkpoint/sharded/state_shards.h"
-#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/state/box.h"
 
 namespace lockstep::internal {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 at::Tensor numbered(const Sizes& shape) {
   return torch::arange(numel_of(shape), torch::kLong).view(shape);
@@ -21,36 +18,6 @@ at::Tensor numbered(const Sizes& shape) {
 
 at::Tensor part_of(const at::Tensor& tensor, const Box& box) {
   return narrow_to(tensor, whole_box(tensor.sizes().vec()), box);
-}
-
-const Sizes kShapes[] = {{},     {1},       {7},       {3, 4},       {1, 5},
-                         {5, 1}, {2, 3, 4}, {3, 1, 2}, {2, 1, 2, 3}, {1, 1}};
-
-TEST(Box, EveryRangeIsItsElementsInTheirOrder) {
-  for (const Sizes& shape : kShapes) {
-    const at::Tensor tensor = numbered(shape);
-    for (int64_t begin = 0; begin <= tensor.numel(); ++begin) {
-      for (int64_t end = begin; end <= tensor.numel(); ++end) {
-        const auto boxes = boxes_of_range(shape, {begin, end});
-        EXPECT_LE(boxes.size(), shape.empty() ? 1 : 2 * shape.size() - 1);
-        std::vector<at::Tensor> parts{torch::empty({0}, torch::kLong)};
-        for (const Box& box : boxes) {
-          parts.push_back(part_of(tensor, box).flatten());
-        }
-        EXPECT_TRUE(torch::cat(parts).equal(torch::arange(begin, end)))
-            << tensor.sizes() << " " << begin << " " << end;
-      }
-    }
-  }
-}
-
-TEST(Box, WholeRowsAreOneBox) {
-  EXPECT_THAT(boxes_of_range({4, 5}, {5, 20}),
-              ElementsAre(Box{{1, 0}, {3, 5}}));
-  EXPECT_THAT(boxes_of_range({4, 5}, {3, 18}),
-              ElementsAre(Box{{0, 3}, {1, 2}}, Box{{1, 0}, {2, 5}},
-                          Box{{3, 0}, {1, 3}}));
-  EXPECT_THAT(boxes_of_range({4, 5}, {7, 7}), IsEmpty());
 }
 
 TEST(Box, ChunksAreThoseOfTorch) {
@@ -69,27 +36,6 @@ TEST(Box, ChunksAreThoseOfTorch) {
       }
     }
   }
-}
-
-TEST(Box, WhatIsNotTheWholeTensorIsNamed) {
-  EXPECT_EQ(cover_problem({4, 3}, {{{0, 0}, {4, 3}}}), "");
-  EXPECT_EQ(cover_problem({4, 3}, boxes_of_range({4, 3}, {0, 12})), "");
-  EXPECT_EQ(cover_problem({}, {Box{}}), "");
-  EXPECT_EQ(cover_problem({0, 3}, {{{0, 0}, {0, 3}}}), "");
-  EXPECT_EQ(cover_problem({4, 3}, {{{0, 0}, {2, 3}}, {{2, 0}, {1, 3}}}),
-            "its parts have 9 of 12 elements");
-  EXPECT_EQ(cover_problem({4, 3}, {{{0, 0}, {3, 3}}, {{2, 1}, {2, 1}}}),
-            "two parts overlap at [2:3, 1:2]");
-  EXPECT_EQ(cover_problem({4, 3}, {{{0, 0}, {4, 3}}, {{0, 0}, {4, 3}}}),
-            "two parts overlap at [0:4, 0:3]");
-  EXPECT_EQ(cover_problem({4, 3}, {{{2, 0}, {3, 3}}}),
-            "[2:5, 0:3] lies outside");
-  EXPECT_EQ(cover_problem({}, {Box{}, Box{}}), "two parts overlap at []");
-  // As many elements as the tensor has, but not its own.
-  EXPECT_EQ(cover_problem({2, 2}, {{{0, 0}, {1, 2}}, {{0, 0}, {1, 2}}}),
-            "two parts overlap at [0:1, 0:2]");
-  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max() - 1;
-  EXPECT_NE(cover_problem({4}, {{{kHuge}, {1}}}), "");
 }
 
 TEST(TensorShard, AFlatPartOfAPermutedTensorIsItsElements) {
