@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/base/ending_words.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/comm/shm/protocol/handshake.h"

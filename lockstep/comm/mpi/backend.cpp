@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "lockstep/comm/mpi/message.h"
 #include "lockstep/comm/mpi/operations.h"
 
 namespace lockstep::internal::mpi {

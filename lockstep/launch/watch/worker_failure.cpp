@@ -11,7 +11,6 @@
 #include <string_view>
 #include <tuple>
 
-#include "lockstep/base/ending_words.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/whole_file.h"

@@ -1,4 +1,4 @@
-#include "lockstep/kernels/target.h"
+#include "lockstep/kernels/kernels.h"
 
 #include <hwy/highway.h>
 
