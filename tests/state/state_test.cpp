@@ -58,9 +58,6 @@ TEST(Digest, IsFnv1a) {
   EXPECT_EQ(digest(""), 0xcbf29ce484222325);
   EXPECT_EQ(digest("a"), 0xaf63dc4c8601ec8c);
   EXPECT_EQ(digest("foobar"), 0x85944171f73967e8);
-  Digest number;
-  number.add(uint64_t{0x0000007261626f6f66 >> 8});
-  EXPECT_NE(number.value(), digest("foobar"));
 }
 
 std::string refusal(const std::string& header, uint64_t bytes = 8) {
