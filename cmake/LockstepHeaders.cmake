@@ -50,8 +50,10 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/samplers.h
   data/tensor_dataset.h
   data/transforms.h
-  launch/process/local_devices.h
+  launch/process/process_count.h
   launch/spawn.h
+  launch/process/usable_cores.h
+  launch/process/visible_gpus.h
   lockstep.h
   metrics/memory_stats.h
   metrics/metric.h

@@ -11,7 +11,7 @@
 
 #include <stdexcept>
 
-#include <lockstep/launch/process/local_devices.h>
+#include <lockstep/launch/process/process_count.h>
 #include <CLI/CLI.hpp>
 
 #include "examples/ddp_tutorial/trainer.h"

@@ -20,7 +20,7 @@
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/launch/process/local_devices.h"
+#include "lockstep/launch/process/visible_gpus.h"
 #include "lockstep/worker/own_address.h"
 
 namespace lockstep::internal {

@@ -19,7 +19,9 @@
 #include "lockstep/launch/nodes/job_secret.h"
 #include "lockstep/launch/nodes/node_protocol.h"
 #include "lockstep/launch/process/cpu_topology.h"
-#include "lockstep/launch/process/local_devices.h"
+#include "lockstep/launch/process/process_count.h"
+#include "lockstep/launch/process/usable_cores.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

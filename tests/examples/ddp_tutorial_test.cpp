@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "lockstep/checkpoint/snapshot.h"
-#include "lockstep/launch/process/local_devices.h"
+#include "lockstep/launch/process/usable_cores.h"
 #include "tests/examples/example_test.h"
 
 namespace lockstep::internal::testing {

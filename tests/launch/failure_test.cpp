@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/control_groups.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

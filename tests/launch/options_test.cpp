@@ -10,9 +10,11 @@
 #include <stdexcept>
 
 #include "lockstep/base/endpoint.h"
-#include "lockstep/launch/process/local_devices.h"
+#include "lockstep/launch/process/process_count.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/store_port.h"
+#include "lockstep/launch/process/usable_cores.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal::testing {
 namespace {

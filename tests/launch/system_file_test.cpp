@@ -1,4 +1,5 @@
 #include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/control_groups.h"
 
 #include <gmock/gmock.h>
 

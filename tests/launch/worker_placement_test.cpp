@@ -5,8 +5,8 @@
 #include <set>
 
 #include "lockstep/launch/process/cpu_topology.h"
-#include "lockstep/launch/process/local_devices.h"
 #include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/usable_cores.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

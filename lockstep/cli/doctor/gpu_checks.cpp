@@ -20,8 +20,8 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/cli/text.h"
 #include "lockstep/launch/process/child_process.h"
-#include "lockstep/launch/process/local_devices.h"
 #include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

@@ -21,9 +21,10 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/cli/text.h"
-#include "lockstep/launch/process/local_devices.h"
+#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/run_directory.h"
 #include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/usable_cores.h"
 
 namespace lockstep::internal {
 namespace {

@@ -24,8 +24,8 @@
 #include "lockstep/cli/stop_signal.h"
 #include "lockstep/cli/text.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/launch/process/local_devices.h"
 #include "lockstep/launch/process/program.h"
+#include "lockstep/launch/process/usable_cores.h"
 #include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {

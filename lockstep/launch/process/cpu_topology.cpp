@@ -10,8 +10,8 @@
 #include <map>
 #include <stdexcept>
 
-#include "lockstep/launch/process/local_devices.h"
 #include "lockstep/launch/process/system_file.h"
+#include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {
