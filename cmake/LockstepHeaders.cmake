@@ -5,7 +5,6 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/autocast.h
   amp/clip_grad.h
   amp/grad_scaler.h
-  amp/grad_scaler_state.h
   state/resumable_scheduler.h
   state/state_tree.h
   checkpoint/full_state_dict.h
@@ -80,10 +79,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/checkpointing/checkpoint_options.h
   parallel/comm_hooks/comm_bytes.h
   parallel/comm_hooks/comm_hooks.h
-  parallel/comm_hooks/default_hooks.h
   parallel/comm_hooks/post_local_sgd_hook.h
   parallel/comm_hooks/power_sgd_hook.h
-  parallel/comm_hooks/quantization_hooks.h
   parallel/context/context_shard.h
   parallel/context/ring_attention.h
   parallel/context/ulysses_attention.h
@@ -94,7 +91,6 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/ddp/distributed_data_parallel.h
   parallel/module/forward_result.h
   parallel/ddp/logging_data.h
-  parallel/ddp/mixed_precision.h
   parallel/fsdp/fully_shard.h
   parallel/fsdp/fully_shard_options.h
   parallel/join/join.h
@@ -110,20 +106,16 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/pipeline/pipeline_stage.h
   parallel/pipeline/schedule.h
   parallel/pipeline/schedule_check.h
-  parallel/pipeline/schedule_messages.h
   parallel/pipeline/schedule_simulation.h
   parallel/pipeline/schedules.h
   parallel/pipeline/stage_split.h
   parallel/swa/averaged_model.h
   parallel/swa/update_bn.h
-  parallel/tensor/column_parallel_linear.h
+  parallel/tensor/parallel_linear.h
   parallel/tensor/parallel_self_attention.h
-  parallel/tensor/row_parallel_linear.h
   parallel/tensor/sequence_parallel_norm.h
   parallel/tensor/tensor_collectives.h
   parallel/tensor/tensor_parallel.h
-  parallel/tensor/tensor_parallel_random.h
-  parallel/tensor/verify_replicated.h
   parallel/tensor/vocab_parallel_cross_entropy.h
   parallel/tensor/vocab_parallel_embedding.h
   parallel/module/wrapped_module.h

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/trace/flight_recorder.h"

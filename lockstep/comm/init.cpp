@@ -24,7 +24,6 @@
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
 #include "lockstep/state/digest.h"
-#include "lockstep/worker/crash_handler.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/flight_dump.h"
 #include "lockstep/worker/rank_environment.h"

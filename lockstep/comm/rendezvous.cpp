@@ -17,7 +17,6 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
-#include "lockstep/base/host_name.h"
 #include "lockstep/comm/launcher_store.h"
 #include "lockstep/comm/store_socket.h"
 #include "lockstep/worker/rank_environment.h"

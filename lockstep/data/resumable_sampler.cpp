@@ -9,7 +9,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/state/state_entry.h"
+#include "lockstep/state/state_tree.h"
 #include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal {

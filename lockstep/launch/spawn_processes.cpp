@@ -12,7 +12,7 @@
 #include <sstream>
 #include <utility>
 
-#include "lockstep/base/quiet_thread.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/exit_code.h"
 

@@ -9,10 +9,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "lockstep/base/host_name.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/point_to_point.h"
-#include "lockstep/observe/log_rank.h"
+#include "lockstep/observe/log_names.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {

@@ -37,7 +37,7 @@ std::string distributed_info();
 std::string process_group_config();
 
 // Returns "lockstep" as JSON (profiler.h). `group` may be null;
-// then rank and size are those that log_rank.h names.
+// then rank and size are those that log_names.h names.
 std::string lockstep_info(const ProcessGroupPtr& group,
                           const ClockOffset& clock);
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/state/maximize_option.h"
+#include "lockstep/state/optimizer_group.h"
 
 namespace lockstep::internal {
 

@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "lockstep/comm/errors.h"
-#include "lockstep/comm/mpi/message.h"
 #include "lockstep/comm/mpi/operations.h"
 
 namespace lockstep::internal::mpi {

@@ -2,14 +2,16 @@
 
 #include <ATen/ATen.h>
 
+#include <exception>
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
-#include "lockstep/comm/shm/refuse_in_child.h"
-#include "lockstep/comm/shm/shared_tensors.h"
+#include "lockstep/comm/shm/protocol/handshake.h"
+#include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
@@ -18,6 +20,15 @@ HostSharing* host_sharing(const ProcessGroupPtr& group) {
   const auto of = group_or_default(group);
   if (!of->has_backend(c10::kCPU)) return nullptr;
   return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
+}
+
+std::optional<std::string> host_id() {
+  if (auto given = get_env("LOCKSTEP_HOST_ID")) return "given " + *given;
+  try {
+    return shm::host_identity();
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
 }
 
 namespace shm {

@@ -13,7 +13,6 @@
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
 #include "lockstep/comm/shm/protocol_call.h"
-#include "lockstep/comm/shm/refuse_in_child.h"
 
 namespace lockstep::internal::shm {
 namespace {

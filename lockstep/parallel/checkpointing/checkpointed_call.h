@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
-#include "lockstep/parallel/checkpointing/input_versions.h"
+#include "lockstep/parallel/checkpointing/forward_conditions.h"
 #include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {

@@ -9,7 +9,7 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
-#include "lockstep/state/state_entry.h"
+#include "lockstep/state/state_tree.h"
 
 namespace lockstep {
 namespace {

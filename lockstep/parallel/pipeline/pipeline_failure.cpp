@@ -13,7 +13,6 @@
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/last_words.h"
 #include "lockstep/comm/roll_call.h"
-#include "lockstep/parallel/pipeline/stage_mistake.h"
 
 namespace lockstep::internal {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/fsdp/fully_shard.h"
-#include "lockstep/parallel/pipeline/stage_mistake.h"
+#include "lockstep/parallel/pipeline/pipeline_failure.h"
 #include "lockstep/parallel/pipeline/stage_replicas.h"
 
 namespace lockstep {

@@ -8,9 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/parallel/module/clone_module.h"
+#include "lockstep/parallel/module/module_contents.h"
 #include "lockstep/parallel/module/wrapped_module.h"
-#include "lockstep/parallel/swa/module_of.h"
 
 // This header follows torch.optim.swa_utils (PyTorch documentation,
 // "torch.optim", Weight Averaging).

@@ -25,7 +25,7 @@
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"
-#include "lockstep/parallel/tensor/column_parallel_linear.h"
+#include "lockstep/parallel/tensor/parallel_linear.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/kept_warnings.h"
 #include "tests/harness/message_of.h"
