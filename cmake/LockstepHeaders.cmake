@@ -28,6 +28,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/point_to_point.h
   comm/process_group.h
   comm/record.h
+  comm/register_backend.h
   comm/stop_request.h
   data/batch_sampler.h
   data/bucket_batch_sampler.h

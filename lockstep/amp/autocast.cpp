@@ -1,6 +1,5 @@
 #include "lockstep/amp/autocast.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/ScalarType.h>
@@ -10,6 +9,8 @@
 #include <sstream>
 #include <stdexcept>
 #include <vector>
+
+#include "lockstep/comm/accelerator.h"
 
 namespace lockstep::internal {
 namespace {
@@ -87,7 +88,9 @@ Autocast::Autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
   cache_enabled_before_ = at::autocast::is_autocast_cache_enabled();
   auto chosen = dtype.value_or(dtype_before_);
   if (enabled) check_dtype(device, chosen);
-  if (device == c10::DeviceType::CUDA && !at::hasCUDA()) enabled = false;
+  if (device != at::kCPU && device != internal::visible_accelerator()) {
+    enabled = false;
+  }
   if (enabled && device == c10::DeviceType::CPU) {
     internal::warn_if_slow_on_cpu(chosen);
   }

@@ -1,7 +1,6 @@
 #include "lockstep/amp/grad_scaler.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Context.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/amp/optimizer_gradients.h"
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
@@ -131,7 +131,8 @@ int64_t integer(const Json& object, const char* name) {
 
 GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
   options_.process_group.require_member();
-  if (options_.device == c10::DeviceType::CUDA && !at::hasCUDA()) {
+  if (options_.device && *options_.device != at::kCPU &&
+      options_.device != internal::visible_accelerator()) {
     options_.enabled = false;
   }
   if (!options_.enabled) return;

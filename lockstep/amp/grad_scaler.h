@@ -51,9 +51,9 @@ GradScalerState grad_scaler_state_from_json(std::string_view text);
 struct GradScalerOptions {
   // ---- Behaviour ----
 
-  // The device that training runs on. If this is kCUDA and LibTorch sees no
-  // GPU, the scaler is disabled, as in Python; is_enabled() tells. None means
-  // the device of the first loss that is scaled (in Python: kCUDA).
+  // The device that training runs on. If LibTorch sees no such
+  // accelerator, the scaler is disabled, as in Python; is_enabled() tells. None
+  // means the device of the first loss that is scaled (in Python: kCUDA).
   std::optional<c10::DeviceType> device{};
 
   // The scale of the first steps; above 0, finite. Most programs leave it.

@@ -10,12 +10,13 @@
 #include <stdexcept>
 #include <utility>
 
-#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/no_destructor.h"
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
@@ -69,8 +70,8 @@ World& world() {
   return *instance;
 }
 
-const char* device_name(c10::DeviceType type) {
-  return type == c10::kCPU ? "cpu" : "cuda";
+std::string device_name(c10::DeviceType type) {
+  return c10::DeviceTypeName(type, /*lower_case=*/true);
 }
 
 struct NewGroup {
@@ -90,8 +91,8 @@ ProcessGroup::Backends make_backends(
   ProcessGroup::Backends backends;
   for (const auto& [type, entry] : internal::resolve_backends(group.config)) {
     internal::BackendRequest request{
-        .store = c10::make_intrusive<c10d::PrefixStore>(
-            std::string(device_name(type)) + "/", store),
+        .store = c10::make_intrusive<c10d::PrefixStore>(device_name(type) + "/",
+                                                        store),
         .rank = group.rank,
         .size = static_cast<int>(group.global_ranks.size()),
         .timeout = group.timeout,
@@ -109,8 +110,8 @@ ProcessGroup::Backends make_backends(
           entry->name, "\" (allowed ", group.timeout.count(),
           " ms): ", internal::words_of(error)));
     }
-    canonical += (canonical.empty() ? "" : ",") +
-                 std::string(device_name(type)) + ":" + entry->name;
+    canonical +=
+        (canonical.empty() ? "" : ",") + device_name(type) + ":" + entry->name;
   }
   return backends;
 }
@@ -656,17 +657,20 @@ int get_local_rank() {
 
 c10::Device local_device() {
   int local_rank = get_local_rank();
-  if (!at::globalContext().hasCUDA()) return c10::Device(c10::kCPU);
-  auto count = at::detail::getCUDAHooks().deviceCount();
-  if (count == 0) return c10::Device(c10::kCPU);
+  const auto type = internal::visible_accelerator();
+  if (!type) return c10::Device(c10::kCPU);
+  const auto count = at::accelerator::deviceCount();
   if (local_rank >= count) {
-    throw std::invalid_argument(
-        "LOCAL_RANK is " + std::to_string(local_rank) + ", but only " +
-        std::to_string(count) +
-        " GPUs are visible; start at most one rank a GPU, or set "
-        "CUDA_VISIBLE_DEVICES to nothing to train on CPUs");
+    throw std::invalid_argument(c10::str(
+        "LOCAL_RANK is ", local_rank, ", but only ", static_cast<int>(count),
+        *type == c10::kCUDA ? " GPUs" : " devices of type ",
+        *type == c10::kCUDA ? "" : device_name(*type),
+        " are visible; start at most one rank a device",
+        *type == c10::kCUDA ? ", or set CUDA_VISIBLE_DEVICES to nothing to "
+                              "train on CPUs"
+                            : ""));
   }
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  return c10::Device(*type, static_cast<c10::DeviceIndex>(local_rank));
 }
 
 ProcessGroupPtr new_group(std::vector<int> ranks,

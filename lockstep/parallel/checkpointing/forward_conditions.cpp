@@ -1,6 +1,7 @@
 #include "lockstep/parallel/checkpointing/forward_conditions.h"
 
 #include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/util/StringUtil.h>
@@ -13,6 +14,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/data_parallel/replica_threads.h"
@@ -38,15 +40,19 @@ void restore_generators(const GeneratorStates& states) {
 
 }  // namespace
 
-ForwardConditions::AutocastState::AutocastState(c10::DeviceType device)
-    : enabled(at::autocast::is_autocast_enabled(device)),
-      dtype(at::autocast::get_autocast_dtype(device)) {}
+ForwardConditions::AutocastState::AutocastState(c10::DeviceType of)
+    : device(of),
+      enabled(at::autocast::is_autocast_enabled(of)),
+      dtype(at::autocast::get_autocast_dtype(of)) {}
 
 ForwardConditions::ForwardConditions(const std::vector<at::Tensor>& inputs,
                                      bool generators)
     : cpu_(at::kCPU),
-      cuda_(at::kCUDA),
       cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+  const auto accelerator = visible_accelerator();
+  if (accelerator && at::autocast::is_autocast_available(*accelerator)) {
+    accelerator_.emplace(*accelerator);
+  }
   if (!generators) return;
   // Between here and what the forward draws, other replicas may draw.
   if (runs_beside_replicas()) {
@@ -58,8 +64,9 @@ ForwardConditions::ForwardConditions(const std::vector<at::Tensor>& inputs,
   }
   std::vector<at::Device> devices{at::kCPU};
   for (const auto& input : inputs) {
-    if (!input.defined() || !input.is_cuda()) continue;
+    if (!input.defined()) continue;
     const auto device = input.device();
+    if (!at::isAccelerator(device.type())) continue;
     if (std::ranges::find(devices, device) == devices.end()) {
       devices.push_back(device);
     }
@@ -72,9 +79,9 @@ ForwardConditions::ForwardConditions(const std::vector<at::Tensor>& inputs,
 ForwardConditions::Restored::Restored(const ForwardConditions& conditions)
     : cpu_(at::kCPU, conditions.cpu_.dtype, conditions.cpu_.enabled,
            conditions.cache_enabled_) {
-  if (at::hasCUDA()) {
-    cuda_.emplace(at::kCUDA, conditions.cuda_.dtype, conditions.cuda_.enabled,
-                  conditions.cache_enabled_);
+  if (const auto& state = conditions.accelerator_) {
+    accelerator_.emplace(state->device, state->dtype, state->enabled,
+                         conditions.cache_enabled_);
   }
   for (const auto& [generator, state] : conditions.generators_) {
     add_generator(before_, generator);

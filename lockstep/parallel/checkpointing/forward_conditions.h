@@ -21,9 +21,10 @@ namespace lockstep::internal {
 class ForwardConditions {
  public:
   // Takes the present conditions of this thread. `inputs`: the generators of
-  // their GPUs are included, beside the default one of the CPU; other GPUs are
-  // not. `generators`: whether any are. Throws std::invalid_argument for
-  // generators in one of several CPU replicas of a DataParallel.
+  // their accelerators are included, beside the default one of the CPU; those
+  // of other devices are not. `generators`: whether any are. Throws
+  // std::invalid_argument for generators in one of several CPU replicas of a
+  // DataParallel.
   ForwardConditions(const std::vector<at::Tensor>& inputs, bool generators);
 
   // Restores the conditions in the thread that makes it, and at its end those
@@ -38,18 +39,19 @@ class ForwardConditions {
    private:
     std::vector<std::pair<at::Generator, at::Tensor>> before_;
     Autocast cpu_;
-    std::optional<Autocast> cuda_;
+    std::optional<Autocast> accelerator_;
   };
 
  private:
   struct AutocastState {
-    explicit AutocastState(c10::DeviceType device);
+    explicit AutocastState(c10::DeviceType of);
+    c10::DeviceType device;
     bool enabled;
     c10::ScalarType dtype;
   };
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
   AutocastState cpu_;
-  AutocastState cuda_;
+  std::optional<AutocastState> accelerator_{};  // if there is one
   bool cache_enabled_;
 };
 

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/comm/accelerator.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -17,7 +19,7 @@ at::Device with_index(const at::Device& device) {
 
 std::vector<at::Device> all_accelerators() {
   std::vector<at::Device> devices;
-  const auto type = at::getAccelerator();
+  const auto type = visible_accelerator();
   // As in Python, which leaves MPS, with its one device, alone.
   if (!type || *type == at::kMPS) return devices;
   for (c10::DeviceIndex index = 0; index < at::accelerator::deviceCount();
