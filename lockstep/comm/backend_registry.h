@@ -1,8 +1,13 @@
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <chrono>
 #include <functional>
+#include <map>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "lockstep/comm/gather_texts.h"

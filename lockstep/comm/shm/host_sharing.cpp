@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
@@ -16,8 +17,8 @@ namespace lockstep::internal {
 
 HostSharing* host_sharing(const ProcessGroupPtr& group) {
   const auto of = group_or_default(group);
-  if (!of->has_backend(c10::kCPU)) return nullptr;
-  return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
+  if (!inside(of).has_backend(c10::kCPU)) return nullptr;
+  return dynamic_cast<HostSharing*>(&inside(of).backend(c10::kCPU));
 }
 
 namespace shm {

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
@@ -63,10 +64,10 @@ class Meeting {
   Meeting(std::string text, const ProcessGroupPtr& group)
       : text_(std::move(text)), group_(group) {
     // Each rank counts its own wrappers; all ranks construct them in one order.
-    auto number =
-        group->store()->add("ddp/wrapped/" + std::to_string(group->rank()), 1);
+    auto number = inside(group).store()->add(
+        "ddp/wrapped/" + std::to_string(group->rank()), 1);
     store_ = c10::make_intrusive<c10d::PrefixStore>(
-        "ddp/" + std::to_string(number), group->store());
+        "ddp/" + std::to_string(number), inside(group).store());
     Digest digest;
     digest.add(text_);
     auto mine = bytes(std::to_string(digest.value()));

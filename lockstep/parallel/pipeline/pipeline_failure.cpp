@@ -29,7 +29,7 @@ void write_failure(const std::vector<ProcessGroupPtr>& groups,
   for (const ProcessGroupPtr& group : groups) {
     try {
       // Unlike set(), this waits until the store has it.
-      group->store()->compareSet(kKey, std::string(), text);
+      inside(group).store()->compareSet(kKey, std::string(), text);
     } catch (const std::exception&) {
       // The peers learn from the backend that this rank has left.
     }
@@ -40,7 +40,7 @@ std::optional<std::string> read_failure(
     const std::vector<ProcessGroupPtr>& groups) {
   for (const ProcessGroupPtr& group : groups) {
     try {
-      const auto store = group->store();
+      const auto store = inside(group).store();
       if (!store->check({kKey})) continue;
       const std::vector<uint8_t> bytes = store->get(kKey);
       return std::string(bytes.begin(), bytes.end());
