@@ -13,8 +13,9 @@
 namespace lockstep::internal {
 
 // The rule by which a scheduler sets the rates. An optim::LRScheduler has one;
-// the parts of a SequentialLR or ChainedScheduler are such rules, too. Functions whose
-// contract is not here are those of LRScheduler with the same name.
+// the parts of a SequentialLR or ChainedScheduler are such rules, too.
+// Functions whose contract is not here are those of LRScheduler with the same
+// name.
 class SchedulerRule {
  public:
   // `name`: that of the scheduler, such as "StepLR".
