@@ -5,6 +5,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/autocast.h
   amp/clip_grad.h
   amp/grad_scaler.h
+  base/required.h
   state/resumable_scheduler.h
   state/state_tree.h
   checkpoint/full_state_dict.h
@@ -35,6 +36,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/collate.h
   data/data_file_error.h
   data/data_loader.h
+  data/data_loader_options.h
   data/dataset.h
   data/datasets/any_dataset.h
   data/datasets/cifar_dataset.h
@@ -46,6 +48,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/datasets/selected_samples.h
   data/datasets/token_dataset.h
   data/distributed_sampler.h
+  data/resumable_sampler.h
   data/sample_random.h
   data/sampler.h
   data/samplers.h
@@ -66,6 +69,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   observe/summary_writer.h
   observe/system_metrics.h
   optim/adam.h
+  optim/fused_optimizer.h
   optim/lr_scheduler/composed_schedulers.h
   optim/lr_scheduler/cosine_annealing.h
   optim/lr_scheduler/cyclic_schedulers.h
@@ -85,12 +89,14 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/context/context_shard.h
   parallel/context/ring_attention.h
   parallel/context/ulysses_attention.h
+  parallel/data_parallel/container_values.h
   parallel/data_parallel/data_parallel.h
   parallel/data_parallel/scatter_gather.h
   parallel/ddp/comm_hook.h
   parallel/ddp/ddp_options.h
   parallel/ddp/distributed_data_parallel.h
   parallel/module/forward_result.h
+  parallel/module/known_results.h
   parallel/ddp/logging_data.h
   parallel/fsdp/fully_shard.h
   parallel/fsdp/fully_shard_options.h

@@ -170,9 +170,8 @@ at::Tensor GradScaler::scale(const at::Tensor& output) {
   return output * scale_.to(output.device(), /*non_blocking=*/true);
 }
 
-std::vector<at::Tensor> GradScaler::scale(
-    const std::vector<at::Tensor>& outputs) {
-  if (!options_.enabled || outputs.empty()) return outputs;
+std::vector<at::Tensor> GradScaler::scale(at::TensorList outputs) {
+  if (!options_.enabled || outputs.empty()) return outputs.vec();
   place_scale(outputs.front().device());
   has_scaled_ = true;
   DeviceCopies scales(scale_);

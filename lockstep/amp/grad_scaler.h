@@ -133,7 +133,7 @@ class GradScaler {
   // Returns `output` multiplied by the scale, differentiably. The first call of
   // either overload places the scale on its tensor's device.
   at::Tensor scale(const at::Tensor& output);
-  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
+  std::vector<at::Tensor> scale(at::TensorList outputs);
 
   // Divides the optimizer's gradients by the scale and looks for infinity and
   // NaN. Call it if something (clipping) must happen between backward and step;

@@ -11,6 +11,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/gradient_shards.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
@@ -93,7 +94,7 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
 
 at::Tensor agreed(const at::Tensor& numbers, ReduceOp op,
                   const ProcessGroupPtr& group) {
-  auto device = group->has_backend(numbers.device().type())
+  auto device = inside(group).has_backend(numbers.device().type())
                     ? numbers.device()
                     : group->control_device();
   auto shared = numbers.to(device);

@@ -20,6 +20,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/gather_texts.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/point_to_point.h"
@@ -33,7 +34,7 @@ class Ranks::StoreTexts {
  public:
   StoreTexts(ProcessGroupPtr group, const std::string& id)
       : group_(std::move(group)),
-        store_(group_->store()),
+        store_(inside(group_).store()),
         prefix_("lockstep/save/" + id + "/") {}
 
   void begin_save(uint64_t number) {

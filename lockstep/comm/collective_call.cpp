@@ -144,7 +144,7 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
 
 c10d::Backend& Call::backend(const at::Tensor& tensor) const {
   try {
-    return group->backend(tensor.device().type());
+    return inside(group).backend(tensor.device().type());
   } catch (const std::invalid_argument& error) {
     throw mistake(error.what());
   }
@@ -152,7 +152,7 @@ c10d::Backend& Call::backend(const at::Tensor& tensor) const {
 
 c10d::Backend& Call::backend() const {
   try {
-    return group->backend(group->control_device().type());
+    return inside(group).backend(group->control_device().type());
   } catch (const std::invalid_argument& error) {
     throw mistake(error.what());
   }
@@ -171,7 +171,7 @@ std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
-std::string describe(const std::vector<at::Tensor>& list) {
+std::string describe(at::TensorList list) {
   std::string text;
   for (const auto& tensor : list) {
     text += (text.empty() ? "" : ", ") + describe(tensor);
@@ -195,8 +195,8 @@ void require_dense(const Call& call, const char* argument,
   }
 }
 
-void require_list(const Call& call, const char* argument,
-                  const std::vector<at::Tensor>& list, const at::Tensor& like) {
+void require_list(const Call& call, const char* argument, at::TensorList list,
+                  const at::Tensor& like) {
   if (static_cast<int>(list.size()) != call.group->size()) {
     throw call.mistake(c10::str(argument, " holds ", list.size(),
                                 " tensors; give one for each rank (",

@@ -38,8 +38,8 @@ Operation::Spans spans_of(bool async_op, const Buffers& buffers) {
 // c10d's NCCL backend tells profilers of its operations itself.
 bool is_nccl(const Call& call, const Buffers& buffers) {
   const auto device = buffers.device().value_or(call.group->control_device());
-  return call.group->has_backend(device.type()) &&
-         call.group->backend(device.type()).getBackendName() == "nccl";
+  return inside(call.group).has_backend(device.type()) &&
+         inside(call.group).backend(device.type()).getBackendName() == "nccl";
 }
 
 CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,

@@ -84,11 +84,11 @@ struct NewGroup {
   bool checks_calls;
 };
 
-ProcessGroup::Backends make_backends(
+internal::GroupInside::Backends make_backends(
     const NewGroup& group,
     const c10::intrusive_ptr<internal::WatchedStore>& store,
     std::string& canonical) {
-  ProcessGroup::Backends backends;
+  internal::GroupInside::Backends backends;
   for (const auto& [type, entry] : internal::resolve_backends(group.config)) {
     internal::BackendRequest request{
         .store = c10::make_intrusive<c10d::PrefixStore>(device_name(type) + "/",
@@ -124,7 +124,7 @@ ProcessGroupPtr make_group(
   const auto watched = c10::make_intrusive<internal::WatchedStore>(
       store, life_signs, group.global_ranks);
   std::string canonical;
-  ProcessGroup::Backends backends;
+  internal::GroupInside::Backends backends;
   try {
     backends = make_backends(group, watched, canonical);
   } catch (const std::exception& error) {
@@ -725,7 +725,8 @@ ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options) {
   auto parent = internal::group_or_default(options.parent);
-  parent->backend(parent->control_device().type());  // throws if destroyed
+  internal::inside(parent).backend(
+      parent->control_device().type());  // throws if destroyed
   require_disjoint("split_group", split_ranks, parent->size());
   const auto timeout =
       checked_timeout("split_group", options.timeout, parent->timeout());

@@ -22,7 +22,7 @@ std::string key(uint64_t number, int rank) {
 // came have been told.
 [[noreturn]] void fail(const ProcessGroup& group, uint64_t number,
                        const std::string& why) {
-  auto& store = *group.store();
+  auto& store = *inside(group).store();
   std::string agreed = why;
   try {
     const LastWords absent(store, key(number, "absent"));
@@ -68,7 +68,7 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
   if (imagines_peers(group)) {
     return std::vector<std::string>(group.size(), text);
   }
-  auto& store = *group.store();
+  auto& store = *inside(group).store();
   const uint64_t number = inside(group).next_roll_call();
   // If another rank has given up, the roll call ends for all ranks, even if
   // every rank has come since.

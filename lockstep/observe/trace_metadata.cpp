@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/observe/log_names.h"
@@ -31,7 +32,9 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group) {
   const at::NoGradGuard no_grad;
   const auto device = group->control_device();
   // In a dry run the peers do not exist, and nor do their clocks.
-  if (group->backend(device.type()).getBackendName() == "fake") return {};
+  if (inside(group).backend(device.type()).getBackendName() == "fake") {
+    return {};
+  }
   const PointToPointOptions options{.group = group,
                                     .tag = device.is_cpu() ? kTag : 0};
   auto message = at::zeros({1}, at::TensorOptions(at::kLong).device(device));

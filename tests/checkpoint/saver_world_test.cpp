@@ -10,6 +10,7 @@
 
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/asleep.h"
@@ -210,9 +211,9 @@ WORLD_TEST(SaverWorld, ALongSaveTellsHowFarItIs, 2) {
                       }});
   run.set(9);
   if (world.rank == 0) {
-    group->store()->set("saves", std::to_string(::getpid()));
+    inside(group).store()->set("saves", std::to_string(::getpid()));
   } else {
-    const auto waiting = group->store()->get_to_str("saves");
+    const auto waiting = inside(group).store()->get_to_str("saves");
     EXPECT_TRUE(await_asleep(std::stoi(waiting)));
     std::this_thread::sleep_for(milliseconds(1100));
   }

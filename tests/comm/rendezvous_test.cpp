@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/store_socket.h"
 #include "tests/harness/process_world.h"
@@ -133,7 +134,7 @@ class LauncherStore {
   // them.
   bool is_used_as_python_does() const {
     auto mark = "mark" + std::to_string(marks_++);
-    default_group()->store()->set(mark, std::vector<uint8_t>{1});
+    inside(default_group()).store()->set(mark, std::vector<uint8_t>{1});
     auto python = c10::make_intrusive<c10d::PrefixStore>(
         "lockstep/", c10::make_intrusive<c10d::PrefixStore>(
                          "0/", c10::make_intrusive<c10d::PrefixStore>(

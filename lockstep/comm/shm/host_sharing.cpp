@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
@@ -18,8 +19,8 @@ namespace lockstep::internal {
 
 HostSharing* host_sharing(const ProcessGroupPtr& group) {
   const auto of = group_or_default(group);
-  if (!of->has_backend(c10::kCPU)) return nullptr;
-  return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
+  if (!inside(of).has_backend(c10::kCPU)) return nullptr;
+  return dynamic_cast<HostSharing*>(&inside(of).backend(c10::kCPU));
 }
 
 std::optional<std::string> host_id() {

@@ -22,6 +22,7 @@
 #include "lockstep/parallel/ddp/ddp_options.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/module/forward_arguments.h"
 #include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {
@@ -95,6 +96,30 @@ class DdpState final : public Joinable {
     std::vector<uint32_t> versions_;
     const int exceptions_ = std::uncaught_exceptions();
   };
+
+  // Runs `forward(module, args...)` with what the wrapper does before and after
+  // it, and returns its result.
+  template <typename Impl, typename Forward, typename... Args>
+  decltype(auto) run_forward(Impl& module, const Forward& forward,
+                             Args&&... args) {
+    ForwardPass pass(*this);
+    ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+    if (lowers_parameters()) {
+      arguments.replace([this](const std::vector<at::Tensor*>& tensors) {
+        for (auto* tensor : tensors) *tensor = cast(*tensor);
+      });
+    }
+    return call_then(
+        [&]() -> decltype(auto) { return arguments.call(forward, module); },
+        [&](auto&... result) {
+          pass.require_unwritten();
+          arguments.copy_changed();
+          arguments.put_back();
+          arguments.visit_written(
+              [&](at::Tensor& tensor) { pass.returns(tensor); });
+          (pass.returns(result), ...);
+        });
+  }
 
   // Returns an argument of forward as mixed_precision asks for it.
   at::Tensor cast(const at::Tensor& argument) const {

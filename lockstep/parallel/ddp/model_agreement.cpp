@@ -10,6 +10,7 @@
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/errors.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
@@ -43,10 +44,10 @@ class Meeting {
   Meeting(std::vector<std::string> lines, const ProcessGroupPtr& group)
       : lines_(std::move(lines)), group_(group) {
     // Each rank counts its own wrappers; all ranks construct them in one order.
-    auto number =
-        group->store()->add("ddp/wrapped/" + std::to_string(group->rank()), 1);
+    auto number = inside(group).store()->add(
+        "ddp/wrapped/" + std::to_string(group->rank()), 1);
     store_ = c10::make_intrusive<c10d::PrefixStore>(
-        "ddp/" + std::to_string(number), group->store());
+        "ddp/" + std::to_string(number), inside(group).store());
     Digest digest;
     for (const auto& line : lines_) digest.add(line + "\n");
     const auto mine = std::to_string(digest.value());

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -76,6 +77,24 @@ torch::nn::Module& module_of(const Given& given) {
 }
 
 }  // namespace internal
+
+// The argument of a wrapper's constructor: the module's holder or
+// std::shared_ptr.
+template <typename Module>
+using ModuleHandle = typename internal::ModulePointer<Module>::Given;
+
+// The result of a wrapper's no_sync(): gradients stay on this rank while it
+// lives.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::function<void()> end) : end_(std::move(end)) {}
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+  ~NoSync() { end_(); }
+
+ private:
+  std::function<void()> end_;
+};
 
 // The members of a module that DistributedDataParallel, FullyShard and
 // DataParallel have, too. To its user a wrapper is the module: `model(x)` and
@@ -177,7 +196,7 @@ class WrappedModule {
   }
 
  protected:
-  explicit WrappedModule(const typename Pointer::Given& module)
+  explicit WrappedModule(const ModuleHandle<Module>& module)
       : module_(Pointer::get(module)) {}
 
  private:
@@ -187,8 +206,7 @@ class WrappedModule {
                                         std::forward<Args>(args)...);
   }
 
-  decltype(Pointer::get(
-      std::declval<const typename Pointer::Given&>())) module_;
+  decltype(Pointer::get(std::declval<const ModuleHandle<Module>&>())) module_;
 };
 
 }  // namespace lockstep

@@ -28,7 +28,7 @@ void write_failure(const std::vector<ProcessGroupPtr>& groups,
                    const std::string& text) {
   for (const ProcessGroupPtr& group : groups) {
     try {
-      LastWords(*group->store(), kKey).say(text);
+      LastWords(*inside(group).store(), kKey).say(text);
     } catch (const std::exception&) {
       // The peers learn from the backend that this rank has left.
     }
@@ -39,7 +39,8 @@ std::optional<std::string> read_failure(
     const std::vector<ProcessGroupPtr>& groups) {
   for (const ProcessGroupPtr& group : groups) {
     try {
-      if (auto text = LastWords(*group->store(), kKey).heard()) return text;
+      if (auto text = LastWords(*inside(group).store(), kKey).heard())
+        return text;
     } catch (const std::exception&) {
       // The store is gone; the next group's may live.
     }

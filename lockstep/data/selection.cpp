@@ -1,4 +1,4 @@
-#include "lockstep/data/datasets/selected_samples.h"
+#include "lockstep/data/selection.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
@@ -8,10 +8,11 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace lockstep::internal {
 
-void check_subset(const std::vector<size_t>& indices, size_t size) {
+Selection Selection::subset(std::vector<size_t> indices, size_t size) {
   for (size_t i = 0; i < indices.size(); ++i) {
     if (indices[i] >= size) {
       throw std::invalid_argument(
@@ -20,35 +21,44 @@ void check_subset(const std::vector<size_t>& indices, size_t size) {
           std::to_string(size) + " samples");
     }
   }
+  Selection selection("Subset", indices.size());
+  selection.indices_ = std::move(indices);
+  return selection;
 }
 
-void check_taken(size_t count, size_t first, size_t size) {
+Selection Selection::taken(size_t count, size_t first, size_t size) {
   if (first > size || count > size - first) {
     throw std::invalid_argument(
         "TakeDataset: " + std::to_string(count) + " samples from number " +
         std::to_string(first) + " on were asked for; the dataset has " +
         std::to_string(size));
   }
+  Selection selection("TakeDataset", count);
+  selection.first_ = first;
+  selection.period_ = count;
+  return selection;
 }
 
-size_t repeated_size(size_t once, size_t times) {
+Selection Selection::repeated(size_t times, size_t size) {
   // The indices are int64 in samplers.
   constexpr size_t kMost = std::numeric_limits<int64_t>::max();
-  if (once > 0 && times > kMost / once) {
-    throw std::invalid_argument("RepeatedDataset: " + std::to_string(once) +
+  if (size > 0 && times > kMost / size) {
+    throw std::invalid_argument("RepeatedDataset: " + std::to_string(size) +
                                 " samples cannot be repeated " +
                                 std::to_string(times) +
                                 " times; their number would not fit an int64");
   }
-  return once * times;
+  Selection selection("RepeatedDataset", size * times);
+  selection.period_ = size;
+  return selection;
 }
 
-void check_concat(const std::vector<size_t>& ends) {
-  if (ends.empty()) {
-    throw std::invalid_argument(
-        "ConcatDataset: there is no dataset; give one or more");
-  }
+void throw_nothing_to_join() {
+  throw std::invalid_argument(
+      "ConcatDataset: there is no dataset; give one or more");
 }
+
+namespace {
 
 std::vector<size_t> random_order(size_t size, uint64_t seed) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
@@ -58,6 +68,14 @@ std::vector<size_t> random_order(size_t size, uint64_t seed) {
                    at::TensorOptions(at::kLong).device(at::kCPU));
   const auto* first = order.const_data_ptr<int64_t>();
   return {first, first + size};
+}
+
+}  // namespace
+
+Selection Selection::shuffled(uint64_t seed, size_t size) {
+  Selection selection("ShuffledDataset", size);
+  selection.indices_ = random_order(size, seed);
+  return selection;
 }
 
 std::vector<std::vector<size_t>> split_at_random(
