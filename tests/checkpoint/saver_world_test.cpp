@@ -75,10 +75,10 @@ WORLD_TEST(SaverWorld, ASignalToOneRankStopsAllAtTheSameStep, 2, 3) {
   const std::string path = saver_path(world, "stop/");
   ShardedRun run;
   // No other case has this signal, which this process does not forget.
-  SnapshotSaver saver(path, run.state, {.stop_signals = {SIGUSR1}});
+  SnapshotSaver saver(path, run.state, {.stop_signals = {SIGALRM}});
   for (int64_t step = 1; step <= 100; ++step) {
     run.set(step);
-    if (step == 4 && world.rank == 1) ::raise(SIGUSR1);
+    if (step == 4 && world.rank == 1) ::raise(SIGALRM);
     if (saver.is_due()) saver.save();
     if (saver.stop_requested()) break;
   }
