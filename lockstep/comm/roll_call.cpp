@@ -43,7 +43,7 @@ std::string key(uint64_t number, int rank) {
 // all that came have read them, or after a second.
 std::vector<std::string> last_texts(const ProcessGroup& group,
                                     uint64_t number) {
-  auto& store = *group.store();
+  auto& store = *inside(group).store();
   std::vector<std::string> texts(group.size());
   std::vector<std::string> read;
   try {
