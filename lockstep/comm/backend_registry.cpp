@@ -3,8 +3,14 @@
 #include <algorithm>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
-#include <ATen/Context.h>
+#include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+
+#include "lockstep/comm/accelerator.h"
+#include "lockstep/comm/register_backend.h"
 
 namespace lockstep::internal {
 namespace {
@@ -53,8 +59,11 @@ const BackendEntry& find_backend(const std::string& name,
 
 std::map<c10::DeviceType, const BackendEntry*> choose_by_device() {
   std::map<c10::DeviceType, const BackendEntry*> chosen;
-  for (auto type : {c10::kCPU, c10::kCUDA}) {
-    if (type == c10::kCUDA && !at::globalContext().hasCUDA()) continue;
+  std::vector<c10::DeviceType> types{c10::kCPU};
+  if (const auto accelerator = visible_accelerator()) {
+    types.push_back(*accelerator);
+  }
+  for (auto type : types) {
     for (const auto& entry : registered_backends()) {
       if (!chosen.contains(type) && !entry.imagines_peers &&
           std::ranges::count(entry.default_devices, type) &&
@@ -64,6 +73,17 @@ std::map<c10::DeviceType, const BackendEntry*> choose_by_device() {
     }
   }
   return chosen;
+}
+
+c10::DeviceType device_type(const std::string& name,
+                            const std::string& config) {
+  try {
+    return c10::Device(name).type();
+  } catch (const c10::Error&) {
+    throw std::invalid_argument(
+        "backend \"" + config + "\": unknown device type \"" + name +
+        "\"; allowed are cpu, cuda and LibTorch's other types, such as xpu");
+  }
 }
 
 }  // namespace
@@ -87,12 +107,7 @@ std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
           "\"cpu:gloo\" or \"cpu:gloo,cuda:nccl\"");
     }
     std::string device = pair.substr(0, colon);
-    if (device != "cpu" && device != "cuda") {
-      throw std::invalid_argument("backend \"" + config +
-                                  "\": unknown device type \"" + device +
-                                  "\"; allowed are cpu and cuda");
-    }
-    auto type = device == "cpu" ? c10::kCPU : c10::kCUDA;
+    const auto type = device_type(device, config);
     const auto& entry = find_backend(pair.substr(colon + 1), config);
     if (!std::ranges::count(entry.devices, type)) {
       throw std::invalid_argument("backend \"" + entry.name +
@@ -120,3 +135,37 @@ bool imagines_peers(const std::string& config) {
 }
 
 }  // namespace lockstep::internal
+
+namespace lockstep {
+
+void register_backend(const std::string& name, BackendCreator creator,
+                      std::vector<c10::DeviceType> devices) {
+  auto& entries = internal::registered_backends();
+  const auto refuse = [&](const std::string& why) {
+    throw std::invalid_argument("register_backend: \"" + name + "\" " + why);
+  };
+  if (name.empty() || name.find_first_of(":,") != name.npos) {
+    refuse("is not a name; give one without ':' and ','");
+  }
+  if (std::ranges::count(entries, name, &internal::BackendEntry::name) != 0) {
+    refuse("is the name of another backend; give a name of its own");
+  }
+  if (devices.empty()) refuse("serves no device type; name one, such as xpu");
+  if (!creator) refuse("has no creator; give a function that makes it");
+  entries.push_back({.name = name,
+                     .default_devices = devices,
+                     .devices = std::move(devices),
+                     .create = [creator = std::move(creator)](
+                                   const internal::BackendRequest& request) {
+                       return creator({.store = request.store,
+                                       .group_rank = request.rank,
+                                       .group_size = request.size,
+                                       .timeout = request.timeout,
+                                       .group_id = request.group_name,
+                                       .global_ranks_in_group = {
+                                           request.global_ranks.begin(),
+                                           request.global_ranks.end()}});
+                     }});
+}
+
+}  // namespace lockstep

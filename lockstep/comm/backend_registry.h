@@ -1,8 +1,14 @@
 #pragma once
 
+#include <c10/util/intrusive_ptr.h>
+
 #include <chrono>
+#include <deque>
 #include <functional>
+#include <map>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "lockstep/comm/gather_texts.h"
@@ -68,8 +74,9 @@ struct BackendEntry {
   bool python_may_join = false;
 };
 
-// Returns the backends in the order in which they are registered.
-const std::vector<BackendEntry>& registered_backends();
+// Returns the backends in the order in which they are registered, Lockstep's
+// own first (register_backend.h adds others). The entries stay where they are.
+std::deque<BackendEntry>& registered_backends();
 
 // Parses `config`, which is "gloo", "cpu:gloo,cuda:nccl" or "" (choose by
 // device), into device type -> entry. Throws std::invalid_argument that says

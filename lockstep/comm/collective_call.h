@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -76,7 +77,7 @@ struct Call {
 
 // Returns dtype and shape, "Float [2, 3]"; several are separated by commas.
 std::string describe(const at::Tensor& tensor);
-std::string describe(const std::vector<at::Tensor>& list);
+std::string describe(at::TensorList list);
 
 // Returns c10d's options for an operation, with those fields filled in that the
 // options of all operations have.
@@ -101,8 +102,8 @@ void require_dense(const Call& call, const char* argument,
                    const at::Tensor& tensor);
 // Throws unless `list` holds one dense tensor for each rank, all of the dtype
 // and device of `like`.
-void require_list(const Call& call, const char* argument,
-                  const std::vector<at::Tensor>& list, const at::Tensor& like);
+void require_list(const Call& call, const char* argument, at::TensorList list,
+                  const at::Tensor& like);
 void require_shape(const Call& call, const char* argument,
                    const at::Tensor& tensor, const at::Tensor& like);
 // Throws if `op` makes no sense on `dtype`.

@@ -10,12 +10,13 @@
 #include <stdexcept>
 #include <utility>
 
-#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/no_destructor.h"
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
@@ -24,7 +25,6 @@
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
 #include "lockstep/state/digest.h"
-#include "lockstep/worker/crash_handler.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/flight_dump.h"
 #include "lockstep/worker/rank_environment.h"
@@ -70,8 +70,8 @@ World& world() {
   return *instance;
 }
 
-const char* device_name(c10::DeviceType type) {
-  return type == c10::kCPU ? "cpu" : "cuda";
+std::string device_name(c10::DeviceType type) {
+  return c10::DeviceTypeName(type, /*lower_case=*/true);
 }
 
 struct NewGroup {
@@ -84,38 +84,34 @@ struct NewGroup {
   bool checks_calls;
 };
 
-ProcessGroup::Backends make_backends(
+internal::GroupInside::Backends make_backends(
     const NewGroup& group,
     const c10::intrusive_ptr<internal::WatchedStore>& store,
     std::string& canonical) {
-  ProcessGroup::Backends backends;
+  internal::GroupInside::Backends backends;
   for (const auto& [type, entry] : internal::resolve_backends(group.config)) {
     internal::BackendRequest request{
-        .store = c10::make_intrusive<c10d::PrefixStore>(
-            std::string(device_name(type)) + "/", store),
+        .store = c10::make_intrusive<c10d::PrefixStore>(device_name(type) + "/",
+                                                        store),
         .rank = group.rank,
         .size = static_cast<int>(group.global_ranks.size()),
         .timeout = group.timeout,
         .group_name = group.number,
         .global_ranks = group.global_ranks};
-    auto fail = [&](const char* cause) {
-      throw c10::DistBackendError(c10::str(
-          "rank ", group.global_ranks[group.rank], " of group '", group.name,
-          "' (", request.size, " ranks) could not connect to its peers by \"",
-          entry->name, "\" (allowed ", group.timeout.count(), " ms): ", cause));
-    };
     try {
       store->require_all_alive();
       backends.emplace(type, entry->create(request));
     } catch (const std::invalid_argument&) {
       throw;  // its text says what is wrong with the arguments
-    } catch (const c10::Error& error) {
-      fail(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      fail(error.what());
+      throw c10::DistBackendError(c10::str(
+          "rank ", group.global_ranks[group.rank], " of group '", group.name,
+          "' (", request.size, " ranks) could not connect to its peers by \"",
+          entry->name, "\" (allowed ", group.timeout.count(),
+          " ms): ", internal::words_of(error)));
     }
-    canonical += (canonical.empty() ? "" : ",") +
-                 std::string(device_name(type)) + ":" + entry->name;
+    canonical +=
+        (canonical.empty() ? "" : ",") + device_name(type) + ":" + entry->name;
   }
   return backends;
 }
@@ -128,18 +124,12 @@ ProcessGroupPtr make_group(
   const auto watched = c10::make_intrusive<internal::WatchedStore>(
       store, life_signs, group.global_ranks);
   std::string canonical;
-  ProcessGroup::Backends backends;
-  const auto give_up = [&](const char* why) {
-    watched->give_up(
-        c10::str("rank ", group.global_ranks[group.rank], " gave up: ", why));
-  };
+  internal::GroupInside::Backends backends;
   try {
     backends = make_backends(group, watched, canonical);
-  } catch (const c10::Error& error) {
-    give_up(error.what_without_backtrace());
-    throw;
   } catch (const std::exception& error) {
-    give_up(error.what());
+    watched->give_up(c10::str("rank ", group.global_ranks[group.rank],
+                              " gave up: ", internal::words_of(error)));
     throw;
   }
   return ProcessGroupPtr(std::make_shared<internal::GroupInside>(
@@ -667,17 +657,20 @@ int get_local_rank() {
 
 c10::Device local_device() {
   int local_rank = get_local_rank();
-  if (!at::globalContext().hasCUDA()) return c10::Device(c10::kCPU);
-  auto count = at::detail::getCUDAHooks().deviceCount();
-  if (count == 0) return c10::Device(c10::kCPU);
+  const auto type = internal::visible_accelerator();
+  if (!type) return c10::Device(c10::kCPU);
+  const auto count = at::accelerator::deviceCount();
   if (local_rank >= count) {
-    throw std::invalid_argument(
-        "LOCAL_RANK is " + std::to_string(local_rank) + ", but only " +
-        std::to_string(count) +
-        " GPUs are visible; start at most one rank a GPU, or set "
-        "CUDA_VISIBLE_DEVICES to nothing to train on CPUs");
+    throw std::invalid_argument(c10::str(
+        "LOCAL_RANK is ", local_rank, ", but only ", static_cast<int>(count),
+        *type == c10::kCUDA ? " GPUs" : " devices of type ",
+        *type == c10::kCUDA ? "" : device_name(*type),
+        " are visible; start at most one rank a device",
+        *type == c10::kCUDA ? ", or set CUDA_VISIBLE_DEVICES to nothing to "
+                              "train on CPUs"
+                            : ""));
   }
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+  return c10::Device(*type, static_cast<c10::DeviceIndex>(local_rank));
 }
 
 ProcessGroupPtr new_group(std::vector<int> ranks,
@@ -732,7 +725,8 @@ ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options) {
   auto parent = internal::group_or_default(options.parent);
-  parent->backend(parent->control_device().type());  // throws if destroyed
+  internal::inside(parent).backend(
+      parent->control_device().type());  // throws if destroyed
   require_disjoint("split_group", split_ranks, parent->size());
   const auto timeout =
       checked_timeout("split_group", options.timeout, parent->timeout());

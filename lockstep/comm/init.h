@@ -1,10 +1,12 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
 #include <optional>
 #include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
@@ -167,9 +169,10 @@ int get_world_size(const ProcessGroupPtr& group = nullptr);
 // alone and throws std::invalid_argument if it is not.
 int get_local_rank();
 
-// Returns the device that this rank should compute on: cuda:LOCAL_RANK if
-// LibTorch sees GPUs, otherwise the CPU. Throws std::invalid_argument if there
-// are GPUs, but not one for this LOCAL_RANK, and whatever get_local_rank()
+// Returns the device that this rank should compute on: number LOCAL_RANK of the
+// accelerator that LibTorch sees (cuda:LOCAL_RANK where there are GPUs of
+// NVIDIA's), otherwise the CPU. Throws std::invalid_argument if there is an
+// accelerator, but no device for this LOCAL_RANK, and whatever get_local_rank()
 // throws.
 c10::Device local_device();
 

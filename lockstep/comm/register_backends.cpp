@@ -8,10 +8,10 @@
 
 namespace lockstep::internal {
 
-const std::vector<BackendEntry>& registered_backends() {
+std::deque<BackendEntry>& registered_backends() {
   // The one place that knows the backends; HACKING.md says how to add one. The
   // first of several backends for a device is the default.
-  static const std::vector<BackendEntry> entries{
+  static std::deque<BackendEntry> entries{
       {.name = "lockstep",
        .default_devices = {c10::kCPU},
        .devices = {c10::kCPU},

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "lockstep/comm/accelerator.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -35,16 +37,11 @@ std::vector<at::Tensor> dense_parts(const at::Tensor& tensor) {
   }
 }
 
-bool has_accelerator() {
-  const auto type = at::getAccelerator();
-  return type && is_found(at::Device(*type));
-}
-
 }  // namespace
 
 BatchTransfer::BatchTransfer(bool pin_memory, std::optional<at::Device> device,
                              bool ahead)
-    : pins_(pin_memory && has_accelerator()), device_(device) {
+    : pins_(pin_memory && visible_accelerator()), device_(device) {
   if (!device_) return;
   if (!is_found(*device_)) {
     throw std::invalid_argument(

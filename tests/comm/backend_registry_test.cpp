@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include <ATen/Context.h>
-
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/register_backend.h"
 
 namespace lockstep::internal {
 namespace {
@@ -84,7 +84,7 @@ TEST(ChosenByDevice, AreTheFirstOfEachTypeThatCanBeUsed) {
   const auto chosen = resolve_backends("");
   for (auto type : {c10::kCPU, c10::kCUDA}) {
     const BackendEntry* first = nullptr;
-    if (type == c10::kCPU || at::globalContext().hasCUDA()) {
+    if (type == c10::kCPU || visible_accelerator() == type) {
       for (const auto& entry : registered_backends()) {
         if (first || !std::ranges::count(entry.default_devices, type)) continue;
         if (is_here(entry)) first = &entry;
@@ -95,6 +95,32 @@ TEST(ChosenByDevice, AreTheFirstOfEachTypeThatCanBeUsed) {
         << c10::DeviceTypeName(type);
   }
   ASSERT_TRUE(chosen.contains(c10::kCPU));
+}
+
+TEST(DeviceTypes, AreThoseOfLibTorch) {
+  EXPECT_THAT([] { resolve_backends("cpu:gloo,gpu:nccl"); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr("unknown device type \"gpu\""),
+                        HasSubstr("such as xpu"), Not(HasSubstr("\n")))));
+  EXPECT_THAT([] { resolve_backends("xpu:gloo"); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("does not serve device type xpu")));
+}
+
+TEST(RegisterBackend, RefusesWhatCannotBeNamedOrMade) {
+  const auto create = [](const c10d::DistributedBackendOptions&) {
+    return c10::intrusive_ptr<c10d::Backend>();
+  };
+  const auto refused = [](auto call, const char* why) {
+    EXPECT_THAT(call, ThrowsMessage<std::invalid_argument>(AllOf(
+                          HasSubstr("register_backend: "), HasSubstr(why))));
+  };
+  refused([&] { register_backend("", create, {at::kXPU}); }, "not a name");
+  refused([&] { register_backend("a:b", create, {at::kXPU}); }, "not a name");
+  refused([&] { register_backend("gloo", create, {at::kXPU}); },
+          "another backend");
+  refused([&] { register_backend("mine", create, {}); }, "no device type");
+  refused([&] { register_backend("mine", nullptr, {at::kXPU}); }, "no creator");
 }
 
 TEST(Registered, HaveNamesOfTheirOwnAndDefaultsThatTheyServe) {

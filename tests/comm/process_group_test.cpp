@@ -12,6 +12,8 @@
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/register_backend.h"
+#include "lockstep/comm/shm/create.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {
@@ -68,7 +70,7 @@ class LateStore final : public c10d::FileStore {
 };
 
 WORLD_TEST(ProcessGroup, IsNotDestroyedBeforeItIsMadeOnEveryRank, 2) {
-  auto store = c10::make_intrusive<LateStore>((world.folder / "store").string(),
+  auto store = c10::make_intrusive<LateStore>((world.folder / "slow").string(),
                                               world.size);
   auto group = init_process_group(
       "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
@@ -195,8 +197,8 @@ WORLD_TEST(ProcessGroup, AContinuationMayAskForTheWorldThatAnExceptionEnds, 3) {
 // A rank that had a file or a given store closed its connections while a peer
 // was still making them.
 WORLD_TEST(ProcessGroup, AGivenStoresRanksAreConnectedWhenOneLeaves, 2, 3) {
-  auto store = c10::make_intrusive<LateStore>((world.folder / "store").string(),
-                                              world.size);
+  auto store = c10::make_intrusive<LateStore>(
+      (world.folder / "connecting").string(), world.size);
   if (world.rank == 1) store->delay = std::chrono::milliseconds(200);
   auto group = init_process_group(
       "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
@@ -235,6 +237,39 @@ TEST(Backends, MistakesSayWhatThereIs) {
                 ThrowsMessage<std::invalid_argument>(HasSubstr(words)))
         << config;
   }
+}
+
+// The backend is that of shared memory, under a name that only this program
+// knows.
+WORLD_TEST(RegisterBackend, MakesTheBackendOfEveryGroupThatNamesIt, 1, 2) {
+  std::vector<std::vector<int64_t>> groups;
+  register_backend(
+      "mine" + std::to_string(world.size),
+      [&](const c10d::DistributedBackendOptions& options) {
+        EXPECT_EQ(options.group_size,
+                  static_cast<int>(options.global_ranks_in_group.size()));
+        EXPECT_EQ(options.timeout, std::chrono::seconds(30));
+        groups.push_back(options.global_ranks_in_group);
+        return shm::create(
+            {.store = options.store,
+             .rank = options.group_rank,
+             .size = options.group_size,
+             .timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
+                 options.timeout),
+             .group_name = options.group_id,
+             .global_ranks = {options.global_ranks_in_group.begin(),
+                              options.global_ranks_in_group.end()}});
+      },
+      {at::kCPU});
+  const auto name = "mine" + std::to_string(world.size);
+  auto group = init_process_group(name, {.timeout = std::chrono::seconds(30)});
+  EXPECT_EQ(default_group()->backend_config(), "cpu:" + name);
+  auto tensor = at::full({3}, world.rank + 1.0);
+  all_reduce(tensor);
+  EXPECT_EQ(tensor[0].item<double>(), world.size * (world.size + 1) / 2);
+  auto own = new_group({world.rank}, {.backend = "cpu:" + name});
+  EXPECT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups.back(), std::vector<int64_t>{world.rank});
 }
 
 }  // namespace

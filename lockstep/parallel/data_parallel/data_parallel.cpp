@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/comm/accelerator.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -17,7 +19,7 @@ at::Device with_index(const at::Device& device) {
 
 std::vector<at::Device> all_accelerators() {
   std::vector<at::Device> devices;
-  const auto type = at::getAccelerator();
+  const auto type = visible_accelerator();
   // As in Python, which leaves MPS, with its one device, alone.
   if (!type || *type == at::kMPS) return devices;
   for (c10::DeviceIndex index = 0; index < at::accelerator::deviceCount();
@@ -39,16 +41,16 @@ DataParallelState::DataParallelState(const torch::nn::Module& module,
 }
 
 std::vector<at::Device> data_parallel_devices(
-    const DataParallelOptions& options) {
-  if (options.intra_op_threads < 0) {
+    const std::vector<at::Device>& device_ids, int64_t intra_op_threads) {
+  if (intra_op_threads < 0) {
     throw std::invalid_argument(
         "DataParallelOptions::intra_op_threads is " +
-        std::to_string(options.intra_op_threads) +
+        std::to_string(intra_op_threads) +
         ": give a number of threads, or 0 for a share of the caller's");
   }
-  if (options.device_ids.empty()) return all_accelerators();
+  if (device_ids.empty()) return all_accelerators();
   std::vector<at::Device> devices;
-  for (const auto& device : options.device_ids) {
+  for (const auto& device : device_ids) {
     devices.push_back(with_index(device));
   }
   return devices;
