@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/data_parallel/node_streams.h"
-#include "lockstep/parallel/module/clone_module.h"
+#include "lockstep/parallel/module/module_contents.h"
 #include "lockstep/parallel/module/torch_versions.h"
 
 namespace lockstep::internal {
