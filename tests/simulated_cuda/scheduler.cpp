@@ -34,12 +34,12 @@ uint64_t mixed(uint64_t x) {  // splitmix64
   return x ^ (x >> 31U);
 }
 
+}  // namespace
+
 struct Task {
   std::function<void()> run;
   std::optional<StreamPoint> awaited;  // if set, the task is this wait
 };
-
-}  // namespace
 
 struct StreamQueue {
   c10::DeviceIndex device;

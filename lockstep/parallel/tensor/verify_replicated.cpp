@@ -1,12 +1,10 @@
 #include "lockstep/parallel/tensor/verify_replicated.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/generators.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/replica_check.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
@@ -18,13 +16,9 @@ void verify_replicated(const torch::nn::Module& module,
   auto group = internal::tensor_group(given);
   if (!group) return;
   const internal::UserFunction function("verify_replicated()");
-  std::vector<internal::NamedParameter> tensors;
-  {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    tensors.push_back(
-        {"the state of the default generator", generator.get_state()});
-  }
+  std::vector<internal::NamedParameter> tensors{
+      {"the state of the default generator",
+       internal::generator_state(&module)}};
   auto add = [&](const auto& named) {
     for (const auto& item : named) {
       if (internal::is_divided_over(item.value(), *group)) continue;

@@ -10,9 +10,9 @@ namespace lockstep {
 // (null means the default group) have the same bits in each parameter and
 // buffer of `module` that is not divided over ranks (biases of row-parallel
 // layers, norms, position embeddings), and equal states of LibTorch's default
-// CPU generator. Call it after constructing the model, and again if the ranks
-// of a tensor group seem to drift apart: ranks with different values train
-// without an error, but wrongly.
+// generators, of the CPU and of the devices of `module`. Call it after
+// constructing the model, and again if the ranks of a tensor group seem to
+// drift apart: ranks with different values train without an error, but wrongly.
 //
 // Collective: one all_gather of 16 bytes; reads all tensors.
 // Throws std::runtime_error, on every rank, with the rank and what differs.

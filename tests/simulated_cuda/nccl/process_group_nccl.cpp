@@ -424,10 +424,12 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::enqueue(
   auto work = c10::make_intrusive<SimulatedNcclWork>(
       getRank(), type, begun_, device,
       timeout == kUnsetTimeout ? options_->timeout : timeout, communicator_);
+  if (last_) last_->block(stream);
   lockstep::internal::simulated_cuda::enqueue(
       stream, [communicator = communicator_, run = std::move(on_host)] {
         communicator->run(run);
       });
+  last_.emplace(device.type()).record(stream);
   work->end_on(stream, async_op ? tensors : Tensors{}, std::move(outputs));
   watchdog_->add(work);
   return work;
@@ -445,6 +447,7 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::endCoalescing() {
   auto work = c10::make_intrusive<SimulatedNcclWork>(
       getRank(), OpType::COALESCED, ++begun_, *getBoundDeviceId(),
       options_->timeout, communicator_);
+  if (last_) last_->block(*stream_);
   lockstep::internal::simulated_cuda::enqueue(
       *stream_, [communicator = communicator_, messages = std::move(messages),
                  operations = std::move(operations)] {
@@ -453,6 +456,7 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::endCoalescing() {
           exchange(transport, messages);
         });
       });
+  last_.emplace(stream_->device_type()).record(*stream_);
   work->end_on(*stream_, std::move(tensors), std::nullopt);
   watchdog_->add(work);
   return work;

@@ -139,6 +139,9 @@ class ProcessGroupNCCL : public Backend {
   const c10::intrusive_ptr<Options> options_;
   std::shared_ptr<Communicator> communicator_{};
   std::optional<c10::Stream> stream_{};
+  // The end of the operation before. NCCL runs those of a communicator in the
+  // order of the calls, whatever their streams are.
+  std::optional<c10::Event> last_{};
   uint64_t begun_ = 0;
 
   struct Message {
