@@ -5,7 +5,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/autocast.h
   amp/clip_grad.h
   amp/grad_scaler.h
-  amp/grad_scaler_state.h
+  base/required.h
   state/resumable_scheduler.h
   state/state_tree.h
   checkpoint/full_state_dict.h
@@ -36,6 +36,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/collate.h
   data/data_file_error.h
   data/data_loader.h
+  data/data_loader_options.h
   data/dataset.h
   data/datasets/any_dataset.h
   data/datasets/cifar_dataset.h
@@ -47,6 +48,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/datasets/selected_samples.h
   data/datasets/token_dataset.h
   data/distributed_sampler.h
+  data/resumable_sampler.h
   data/sample_random.h
   data/sampler.h
   data/samplers.h
@@ -67,6 +69,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   observe/summary_writer.h
   observe/system_metrics.h
   optim/adam.h
+  optim/fused_optimizer.h
   optim/lr_scheduler/composed_schedulers.h
   optim/lr_scheduler/cosine_annealing.h
   optim/lr_scheduler/cyclic_schedulers.h
@@ -81,21 +84,20 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/checkpointing/checkpoint_options.h
   parallel/comm_hooks/comm_bytes.h
   parallel/comm_hooks/comm_hooks.h
-  parallel/comm_hooks/default_hooks.h
   parallel/comm_hooks/post_local_sgd_hook.h
   parallel/comm_hooks/power_sgd_hook.h
-  parallel/comm_hooks/quantization_hooks.h
   parallel/context/context_shard.h
   parallel/context/ring_attention.h
   parallel/context/ulysses_attention.h
+  parallel/data_parallel/container_values.h
   parallel/data_parallel/data_parallel.h
   parallel/data_parallel/scatter_gather.h
   parallel/ddp/comm_hook.h
   parallel/ddp/ddp_options.h
   parallel/ddp/distributed_data_parallel.h
   parallel/module/forward_result.h
+  parallel/module/known_results.h
   parallel/ddp/logging_data.h
-  parallel/ddp/mixed_precision.h
   parallel/fsdp/fully_shard.h
   parallel/fsdp/fully_shard_options.h
   parallel/join/join.h
@@ -111,20 +113,16 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/pipeline/pipeline_stage.h
   parallel/pipeline/schedule.h
   parallel/pipeline/schedule_check.h
-  parallel/pipeline/schedule_messages.h
   parallel/pipeline/schedule_simulation.h
   parallel/pipeline/schedules.h
   parallel/pipeline/stage_split.h
   parallel/swa/averaged_model.h
   parallel/swa/update_bn.h
-  parallel/tensor/column_parallel_linear.h
+  parallel/tensor/parallel_linear.h
   parallel/tensor/parallel_self_attention.h
-  parallel/tensor/row_parallel_linear.h
   parallel/tensor/sequence_parallel_norm.h
   parallel/tensor/tensor_collectives.h
   parallel/tensor/tensor_parallel.h
-  parallel/tensor/tensor_parallel_random.h
-  parallel/tensor/verify_replicated.h
   parallel/tensor/vocab_parallel_cross_entropy.h
   parallel/tensor/vocab_parallel_embedding.h
   parallel/module/wrapped_module.h

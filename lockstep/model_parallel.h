@@ -9,7 +9,6 @@
 #include "lockstep/parallel/mesh/dry_run.h"
 #include "lockstep/parallel/pipeline/pipeline.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"
-#include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/schedule_simulation.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
 
 namespace lockstep::internal {
 
@@ -62,5 +65,21 @@ class Deadline {
   std::chrono::milliseconds allowed_;
   Clock::time_point end_;
 };
+
+// Returns "0.5 s": a time as the launcher's messages write it.
+inline std::string seconds_text(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s",
+                static_cast<double>(time.count()) / 1000);
+  return text;
+}
+
+// Returns the time of the steady clock in nanoseconds. All processes of a host
+// share this clock.
+inline int64_t steady_ns() {
+  return std::chrono::nanoseconds(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 }  // namespace lockstep::internal

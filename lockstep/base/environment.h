@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,5 +24,32 @@ std::optional<int64_t> get_env_int(const char* name, int64_t lowest,
 // with `what` ("--nproc-per-node").
 int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
                   int64_t highest);
+
+// Returns the name that gethostname() gives to this machine; "localhost" if it
+// has none.
+std::string host_name();
+
+// Returns `count` random hexadecimal digits, for names and secrets that nobody
+// can guess. `count`: even, at most 512. Throws std::system_error if the system
+// has none.
+std::string random_digits(size_t count);
+
+// Remembers the process that made it. An object that stands for something
+// outside the process's own memory (sockets, memory of several processes,
+// threads) can thus see whether it is used in a child that was forked later.
+// The child's copy of such an object must leave all of that alone: it belongs
+// to the parent.
+//
+// A value type. is_foreign() costs one relaxed load; safe in any thread. Only
+// children of fork() are noticed, not those of vfork() and clone(), after which
+// a program may do nothing but exec.
+class ProcessMark {
+ public:
+  ProcessMark();
+  bool is_foreign() const noexcept;
+
+ private:
+  uint64_t forks_;
+};
 
 }  // namespace lockstep::internal

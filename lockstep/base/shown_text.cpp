@@ -16,7 +16,7 @@ struct Character {
 };
 
 // Returns the first character of `text`; code 0 and one byte if it is not
-// UTF-8.
+// UTF-8, also if a shorter form of it exists or it is half of a pair of UTF-16.
 Character first_of(std::string_view text) {
   constexpr Character kNone{0, 1};
   const auto lead = static_cast<unsigned char>(text[0]);
@@ -28,6 +28,11 @@ Character first_of(std::string_view text) {
     const auto next = static_cast<unsigned char>(text[at]);
     if ((next & 0xC0U) != 0x80) return kNone;
     code = code << 6U | (next & 0x3FU);
+  }
+  constexpr uint32_t kSmallest[] = {0x80, 0x800, 0x10000};  // of 2 to 4 bytes
+  if (code < kSmallest[bytes - 2] || code > 0x10FFFF ||
+      (code >= 0xD800 && code < 0xE000)) {
+    return kNone;
   }
   return {code, bytes};
 }

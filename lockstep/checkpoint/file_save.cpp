@@ -8,15 +8,14 @@
 #include <variant>
 
 #include "lockstep/checkpoint/checked_load.h"
-#include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/loop_state.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/checkpoint/rank_failure.h"
-#include "lockstep/checkpoint/scheduler_state.h"
+#include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
-#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/state_items.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/utf8.h"

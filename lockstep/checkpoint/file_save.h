@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/atomic_file.h"
-#include "lockstep/checkpoint/replicas.h"
+#include "lockstep/checkpoint/disk_file.h"
+#include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/snapshot.h"
 

@@ -11,13 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/checkpoint/rank_failure.h"
-#include "lockstep/checkpoint/replicas.h"
+#include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/save_plan.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
-#include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep {

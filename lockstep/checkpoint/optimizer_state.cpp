@@ -20,8 +20,7 @@
 #include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
-#include "lockstep/state/maximize_option.h"
-#include "lockstep/state/scheduler_values.h"
+#include "lockstep/state/optimizer_group.h"
 
 namespace lockstep {
 namespace {

@@ -3,14 +3,24 @@
 #include <ATen/Functions.h>
 #include <c10/core/GeneratorImpl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/number_list.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/gather_texts.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/point_to_point.h"
@@ -24,7 +34,7 @@ class Ranks::StoreTexts {
  public:
   StoreTexts(ProcessGroupPtr group, const std::string& id)
       : group_(std::move(group)),
-        store_(group_->store()),
+        store_(inside(group_).store()),
         prefix_("lockstep/save/" + id + "/") {}
 
   void begin_save(uint64_t number) {
@@ -152,6 +162,122 @@ at::Tensor Ranks::to_first(const at::Tensor& tensor, size_t from) const {
     recv(moved, global.at(from), {.group = group_});
   }
   return moved.cpu();
+}
+
+using Json = nlohmann::json;
+
+ThrowForOthers failed_save(const std::string& path,
+                           const std::string& outcome) {
+  return [=](const std::string& words, bool is_mistake) {
+    const SnapshotError error(path, outcome + ": " + words, "");
+    if (is_mistake) throw std::invalid_argument(error.what());
+    throw error;
+  };
+}
+
+ThrowForOthers failed_load(const std::string& path) {
+  return [=](const std::string& words, bool /*is_mistake*/) {
+    throw SnapshotError(path, "was loaded by no rank: " + words, "");
+  };
+}
+
+std::vector<Json> gather_or_fail(const Ranks& ranks,
+                                 const std::function<void(Json&)>& collect,
+                                 const ThrowForOthers& throw_for_others) {
+  Json mine = Json::object();
+  std::exception_ptr failure;
+  const auto fail = [&](bool is_mistake) {
+    failure = std::current_exception();
+    mine = {{"failed", words_of(failure)}, {"is_mistake", is_mistake}};
+  };
+  try {
+    collect(mine);
+  } catch (const std::invalid_argument&) {
+    fail(true);
+  } catch (...) {
+    fail(false);
+  }
+  auto all = ranks.gather_objects(mine);
+  if (failure) std::rethrow_exception(failure);
+  std::vector<size_t> failed;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].contains("failed")) failed.push_back(rank);
+  }
+  if (!failed.empty()) {
+    const Json& first = all[failed.front()];
+    throw_for_others(name_numbers("rank", failed) + ": " +
+                         first.at("failed").get<std::string>(),
+                     first.at("is_mistake").get<bool>());
+  }
+  return all;
+}
+
+std::string from_first_rank(const Ranks& ranks,
+                            const std::function<std::string()>& work,
+                            const ThrowForOthers& throw_for_others) {
+  const auto all = gather_or_fail(
+      ranks,
+      [&](Json& mine) {
+        if (ranks.rank() == 0) mine["result"] = work();
+      },
+      throw_for_others);
+  return all.front().value("result", "");  // "": rank 0 is imagined
+}
+
+using Json = nlohmann::json;
+
+Json digests_of(const ReplicaChecksums& checksums) {
+  Json digests = Json::object();
+  for (const auto& [set, tensors] : checksums) {
+    const std::string text = Json(tensors).dump();
+    digests[set] = xxh3(text);
+  }
+  return digests;
+}
+
+void require_equal_replicas(const std::vector<Json>& digests,
+                            const ReplicaChecksums& mine, const Ranks& ranks) {
+  std::map<std::string, Json> known;
+  std::set<std::string> different;
+  for (const Json& rank : digests) {
+    for (const auto& [set, digest] : rank.items()) {
+      const auto& first = known.try_emplace(set, digest).first->second;
+      if (first != digest) different.insert(set);
+    }
+  }
+  if (different.empty()) return;
+  Json checksums = Json::object();
+  for (const auto& [set, tensors] : mine) {
+    if (different.contains(set)) checksums[set] = tensors;
+  }
+  // Ranks with a tensor, by name and set, and by checksum.
+  std::map<std::pair<std::string, std::string>,
+           std::map<std::string, std::vector<size_t>>>
+      holders;
+  const std::vector<Json> all = ranks.gather_objects(checksums);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (const auto& [set, tensors] : all[rank].items()) {
+      for (const auto& [name, checksum] : tensors.items()) {
+        holders[{name, set}][checksum.get<std::string>()].push_back(rank);
+      }
+    }
+  }
+  for (auto& [tensor, by_values] : holders) {
+    if (by_values.size() == 1) continue;
+    std::vector<std::vector<size_t>> groups;
+    for (auto& [text, same] : by_values) groups.push_back(std::move(same));
+    std::sort(groups.begin(), groups.end());
+    throw std::invalid_argument(
+        "the tensor \"" + tensor.first +
+        "\" must be equal on all ranks that have it, "
+        "but its values on " +
+        name_numbers("rank", groups[0]) + " differ from those on " +
+        name_numbers("rank", groups[1]) +
+        ", so that the result would be a mixture. "
+        "Average or broadcast the tensors first, and look for the step at "
+        "which they drift apart "
+        "(verify_replicated())");
+  }
 }
 
 }  // namespace lockstep::internal

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -67,5 +69,53 @@ class Ranks {
   ProcessGroupPtr group_;
   std::shared_ptr<StoreTexts> store_;  // null means the group's collectives
 };
+
+// Throws the error of a rank that has not failed itself. `words` are the ranks
+// that have and the words of the first: "rank 1: ...". `is_mistake`: whether
+// that rank has thrown std::invalid_argument.
+using ThrowForOthers =
+    std::function<void(const std::string& words, bool is_mistake)>;
+
+// Throws that `path` "was not saved", or "cannot be saved":
+// std::invalid_argument for a mistake, else SnapshotError.
+ThrowForOthers failed_save(const std::string& path,
+                           const std::string& outcome = "was not saved");
+
+// Throws SnapshotError: `path` was loaded by no rank.
+ThrowForOthers failed_load(const std::string& path);
+
+// Collective. `collect` fills in the object that this rank tells the others.
+// Returns what all have told, by rank. If `collect` has thrown on a rank, every
+// rank throws: that rank its own exception, the others `throw_for_others`.
+//
+// Snapshots compare what this returns, and do not make an Agreement, because
+// their ranks may be one process without a group, or exchange texts beside
+// training (Ranks::through_store()), and because their errors name all ranks
+// that differ.
+std::vector<nlohmann::json> gather_or_fail(
+    const Ranks& ranks, const std::function<void(nlohmann::json&)>& collect,
+    const ThrowForOthers& throw_for_others);
+
+// Collective. Returns on all ranks what `work` returns on rank 0, where alone
+// it is called. If it throws, every rank throws, as with gather_or_fail().
+std::string from_first_rank(const Ranks& ranks,
+                            const std::function<std::string()>& work,
+                            const ThrowForOthers& throw_for_others);
+
+// The checksums of what this rank has and other ranks may have, too, which must
+// then be equal: by set, then by the tensor's name. A rank has most sets as a
+// whole or not at all, so one number stands for a set in the first comparison.
+using ReplicaChecksums =
+    std::map<std::string, std::map<std::string, std::string>>;
+
+// Returns these numbers, for require_equal_replicas() on all ranks.
+nlohmann::json digests_of(const ReplicaChecksums& checksums);
+
+// Throws std::invalid_argument, on every rank, if ranks have different values
+// of a tensor; it names the tensor and the ranks. `digests`: the digests_of()
+// all ranks, in rank order; only if those of a set differ do the ranks tell
+// each other its checksums. Collective.
+void require_equal_replicas(const std::vector<nlohmann::json>& digests,
+                            const ReplicaChecksums& mine, const Ranks& ranks);
 
 }  // namespace lockstep::internal

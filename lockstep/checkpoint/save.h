@@ -87,11 +87,25 @@ void require_savable(const std::string& path, const TrainingState& state,
                      const SnapshotOptions& options, const Ranks& ranks);
 
 // Begins to save into a folder of snapshots or into a file, which the first
-// rank writes: the path decides (snapshot_path.h). `files` must outlive the
-// save.
+// rank writes: the path decides (SnapshotForm). `files` must outlive the save.
 std::unique_ptr<Save> begin_save(const std::string& path,
                                  const TrainingState& state,
                                  const SnapshotOptions& options,
                                  const Ranks& ranks, SaveFiles& files);
+
+// The kind of snapshot that a path names, by the rule of every function:
+// ".pt" and ".pth" are files of torch.save, ".safetensors" is itself; a path
+// that ends in "/", has no extension or is an existing directory is a folder of
+// snapshots. (A file that is only read may have any name: its content decides.)
+enum class SnapshotForm { kPt, kSafetensors, kFolder };
+
+// Throws std::invalid_argument for any other extension.
+SnapshotForm form_of(const std::string& path);
+
+// Whether it is kFolder. If the name alone does not say it, the first rank
+// looks for all, and the call is collective. `only_read`: an existing file, of
+// any name, is not a folder, and is not an error.
+bool names_folder(const std::string& path, const Ranks& ranks,
+                  bool only_read = false);
 
 }  // namespace lockstep::internal

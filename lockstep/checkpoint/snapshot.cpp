@@ -4,15 +4,15 @@
 
 #include <stdexcept>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/file_save.h"
-#include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/pt/pickle.h"
 #include "lockstep/checkpoint/pt/pt_format.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
+#include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
-#include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/utf8.h"
 

@@ -110,7 +110,7 @@ struct Snapshot {
   uint64_t digest{0};
 };
 
-// Replaces the file at `path` as a whole (lockstep/checkpoint/atomic_file.h):
+// Replaces the file at `path` as a whole (lockstep/checkpoint/disk_file.h):
 // "*.pt" and "*.pth" become files of torch.save, "*.safetensors" a safetensors
 // file. Blocks until it is on the disk.
 //

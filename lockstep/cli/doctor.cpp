@@ -17,7 +17,6 @@
 #include "lockstep/cli/doctor/network_checks.h"
 #include "lockstep/cli/doctor/nodes/examine_nodes.h"
 #include "lockstep/cli/doctor/program_checks.h"
-#include "lockstep/cli/libexec.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
 #include "lockstep/launch/process/exit_code.h"

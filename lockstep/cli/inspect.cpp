@@ -8,7 +8,6 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/inspect/flight_comparison.h"
 #include "lockstep/cli/inspect/flight_file.h"
-#include "lockstep/cli/libexec.h"
 
 namespace lockstep::internal {
 namespace {

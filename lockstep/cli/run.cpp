@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "lockstep/base/endpoint.h"
-#include "lockstep/base/write_aside.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"

@@ -40,7 +40,7 @@ void throw_failure(const ProcessGroup& group, const std::vector<Object>& all) {
   }
 }
 
-// `all`: lists of [name, text], by rank.
+// `all`: lists of [name, text], by rank; null for a rank that did not come.
 std::optional<Agreement::Difference> first_difference(
     const ProcessGroup& group, const std::vector<Object>& all) {
   const auto name = [](const Object& item) {
@@ -59,19 +59,24 @@ std::optional<Agreement::Difference> first_difference(
         .rank = group.global_rank(static_cast<int>(rank)),
         .text = std::move(other)};
   };
-  const Object& first = all[0];
+  size_t base = 0;
+  while (base < all.size() && all[base].is_null()) ++base;
+  if (base == all.size()) return std::nullopt;
+  const Object& first = all[base];
   std::vector<std::optional<size_t>> holders(first.size());
-  for (size_t rank = 0; rank < all.size(); ++rank) {
+  for (size_t rank = base; rank < all.size(); ++rank) {
     const Object& own = all[rank];
+    if (own.is_null()) continue;
     for (size_t i = 0; i < std::max(first.size(), own.size()); ++i) {
       if (i == first.size()) {
-        return difference(name(own[i]), 0, "nothing", rank, text(own[i]));
+        return difference(name(own[i]), base, "nothing", rank, text(own[i]));
       }
       if (i == own.size()) {
-        return difference(name(first[i]), 0, text(first[i]), rank, "nothing");
+        return difference(name(first[i]), base, text(first[i]), rank,
+                          "nothing");
       }
       if (own[i][0] != first[i][0]) {
-        return difference(c10::str("item ", i), 0,
+        return difference(c10::str("item ", i), base,
                           name(first[i]) + " " + text(first[i]), rank,
                           name(own[i]) + " " + text(own[i]));
       }
@@ -122,7 +127,7 @@ bool Agreement::is_same() {
 }
 
 std::optional<Agreement::Difference> Agreement::compare() {
-  const bool in_store = options_.way == AgreementWay::store;
+  const bool in_store = options_.way != AgreementWay::collectives;
   if (!in_store && is_same()) return std::nullopt;
   Object mine = held_;
   if (failure_) {
@@ -151,9 +156,14 @@ std::vector<Object> Agreement::all_by_roll_call(const Object& mine) const {
       roll_call(*group_,
                 called + "\n" +
                     mine.dump(-1, ' ', false, Object::error_handler_t::replace),
-                Deadline::after(options_.timeout.value_or(group_->timeout())));
+                Deadline::after(options_.timeout.value_or(group_->timeout())),
+                options_.way == AgreementWay::store_before_error);
   std::vector<Object> all;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank].empty()) {
+      all.emplace_back();
+      continue;
+    }
     const size_t line = texts[rank].find('\n');
     if (texts[rank].substr(0, line) != called) {
       throw Disagreement(c10::str(

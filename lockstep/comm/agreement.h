@@ -21,6 +21,10 @@ enum class AgreementWay : uint8_t {
   // One roll_call() of all texts, which needs no backend and names the ranks
   // that do not come.
   store,
+  // The same, for ranks that know that they differ and will all throw: see
+  // `before_error` of roll_call(). A rank that does not come in time, as one of
+  // Python's, is not compared.
+  store_before_error,
 };
 
 struct AgreementOptions {
@@ -41,7 +45,8 @@ struct AgreementOptions {
 //
 // Every rank of the group makes one, calls hold() for the same names in the
 // same order, and calls compare() or is_same() once. Python's ranks cannot
-// take part. One thread at a time.
+// take part. One thread at a time. docs/internals/architecture.md lists the
+// comparisons that are made otherwise.
 class Agreement {
  public:
   // A rank, the first that holds something else than a rank before it. Ranks
@@ -74,8 +79,8 @@ class Agreement {
   // Collective. Returns on all ranks the same difference, or nothing. If a rank
   // has failed, it throws its own exception, and the others throw "rank 1: "
   // and its words: std::invalid_argument if it was one, else
-  // std::runtime_error. By AgreementWay::store, a rank that is in another call
-  // is a Disagreement that names it.
+  // std::runtime_error. Through the store, a rank that is in another call is a
+  // Disagreement that names it.
   std::optional<Difference> compare();
 
   // Collective, by AgreementWay::collectives. Returns whether compare() would

@@ -13,9 +13,8 @@ namespace lockstep {
 WorkPtr barrier(const CollectiveOptions& options) {
   internal::Call call("barrier", options.group, options.timeout);
   auto& backend = call.backend();
-  c10d::BarrierOptions opts;
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
+  const auto opts =
+      internal::backend_options<c10d::BarrierOptions>(call, options.async_op);
   internal::Buffers no_tensors(call);
   return internal::run_collective(
       std::move(call), options.async_op, std::move(no_tensors),

@@ -6,24 +6,16 @@
 #include <atomic>
 #include <random>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
 namespace {
-
-std::vector<uint8_t> bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-std::string text(const std::vector<uint8_t>& from) {
-  return {from.begin(), from.end()};
-}
 
 // The mark of the store of the previous join. It needs no lock: only
 // init_process_group() comes here, and holds one.
@@ -58,7 +50,7 @@ std::string CheckIn::key(const char* what, int of) const {
 
 void CheckIn::announce() const {
   auto size = std::to_string(world_size_);
-  auto first = text(store_->compareSet(key("world_size"), {}, bytes(size)));
+  auto first = store_->compareSet(key("world_size"), std::string(), size);
   if (first != size) {
     throw std::invalid_argument(
         "rank " + std::to_string(rank_) + " was started with world size " +
@@ -75,31 +67,20 @@ void CheckIn::announce() const {
 
 void CheckIn::await_briefly() const {
   constexpr std::chrono::milliseconds kAllowed{50};
-  constexpr std::chrono::microseconds kFirst{200};
-  constexpr std::chrono::microseconds kLongest{2000};
+  constexpr std::chrono::microseconds kLongestPause{2000};
   std::vector<std::string> ranks;
   for (int other = 0; other < world_size_; ++other) {
     ranks.push_back(key("rank", other));
   }
-  const Deadline deadline = Deadline::after(kAllowed);
-  for (auto pause = kFirst; !store_->check(ranks) && !deadline.expired();
-       pause = std::min(2 * pause, kLongest)) {
-    std::this_thread::sleep_for(pause);
-  }
-  std::this_thread::sleep_for(kFirst);  // the last one counts itself next
-}
-
-void CheckIn::refuse(const std::string& reason) const {
-  store_->set(key("refused"), bytes(reason));
-}
-
-std::optional<std::string> CheckIn::refusal() const {
-  if (!store_->check({key("refused")})) return std::nullopt;
-  return text(store_->get(key("refused")));
+  poll_store(
+      Deadline::after(kAllowed), [&] { return store_->check(ranks); },
+      kLongestPause);
+  // The last rank counts itself next.
+  std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
 int CheckIn::agreed_world_size() const {
-  return std::stoi(text(store_->get(key("world_size"))));
+  return std::stoi(store_->get_to_str(key("world_size")));
 }
 
 std::string CheckIn::absent_ranks() const {
@@ -119,24 +100,24 @@ std::string CheckIn::absent_ranks() const {
 void CheckIn::mark_host() const {
   std::random_device random;
   store_->set(key("host"),
-              bytes(std::to_string(random()) + "." + std::to_string(random())));
+              std::to_string(random()) + "." + std::to_string(random()));
 }
 
 void CheckIn::remember_host() const {
   last_host().clear();
   if (store_->check({key("host")}))
-    last_host() = text(store_->get(key("host")));
+    last_host() = store_->get_to_str(key("host"));
 }
 
 bool CheckIn::is_new_host(const Deadline& deadline) const {
   if (last_host().empty()) return true;
   constexpr std::chrono::seconds kHostSaysSo{2};
   try {
-    store_->wait({key("host")}, std::min<std::chrono::milliseconds>(
-                                    kHostSaysSo, deadline.remaining()));
-    return text(store_->get(key("host"))) != last_host();
-  } catch (const c10::DistStoreError&) {
-    return true;  // timed out: a Python rank 0 writes no mark
+    // A Python rank 0 writes no mark.
+    return !poll_store(Deadline::after(std::min<std::chrono::milliseconds>(
+                           kHostSaysSo, deadline.remaining())),
+                       [&] { return store_->check({key("host")}); }) ||
+           store_->get_to_str(key("host")) != last_host();
   } catch (const c10::DistNetworkError&) {
     return false;  // the previous store was closed meanwhile
   }
@@ -146,43 +127,38 @@ std::string CheckIn::groups_prefix() const {
   // The prefix does not depend on the number of the restart: whether a launcher
   // keeps its store over restarts or makes a new one differs between its
   // releases and options.
-  auto first = store_->compareSet("lockstep/unprefixed", {}, bytes(prefix_));
-  return text(first) == prefix_ ? "" : prefix_ + "/groups";
+  return store_->compareSet("lockstep/unprefixed", "", prefix_) == prefix_
+             ? ""
+             : prefix_ + "/groups";
 }
 
 bool CheckIn::part(LifeSigns* life_signs, const Deadline& deadline) const {
-  constexpr std::chrono::milliseconds kLongestPartPause{20};
-  const auto someone_failed = [&] {
-    return life_signs != nullptr &&
-           std::ranges::any_of(life_signs->gone_for_good(),
-                               [](const auto& rank) {
-                                 return rank.end != LifeSigns::End::left;
-                               });
-  };
-  // Polls, because LibTorch prints a warning when Store::wait() runs out of
-  // time. Looks at the life signs first, because LibTorch prints another
-  // warning when a store is asked whose rank 0 is gone.
-  enum class Outcome { there, failed, late };
-  const auto await = [&](const std::vector<std::string>& keys) {
-    for (std::chrono::milliseconds pause{1};;
-         pause = std::min(2 * pause, kLongestPartPause)) {
-      if (someone_failed()) return Outcome::failed;
-      if (store_->check(keys)) return Outcome::there;
-      if (deadline.expired()) return Outcome::late;
-      std::this_thread::sleep_for(pause);
+  constexpr std::chrono::milliseconds kLongestPause{20};
+  // Comes before the store is asked, because LibTorch prints a warning when
+  // rank 0 of that store is gone.
+  const auto require_no_failure = [&] {
+    if (life_signs == nullptr) return;
+    for (const auto& rank : life_signs->gone_for_good()) {
+      if (rank.end != LifeSigns::End::left) throw PeerGone(rank.words);
     }
+  };
+  const auto await = [&](const std::vector<std::string>& keys) {
+    const auto ask = [&] {
+      require_no_failure();
+      return store_->check(keys);
+    };
+    return poll_store(deadline, ask, kLongestPause);
   };
   // Three steps (left, parted, gone), so that the store never goes while an
   // answer is on its way: LibTorch would print a stack trace.
   try {
-    if (someone_failed()) return true;
+    require_no_failure();
     if (rank_ != 0) {
       if (!store_->check({key("rank", 0)})) return true;  // a Python rank 0
-      store_->set(key("left", rank_), bytes("1"));
-      const auto outcome = await({key("parted")});
-      if (outcome == Outcome::there)
-        store_->set(key("gone", rank_), bytes("1"));
-      return outcome != Outcome::late;
+      store_->set(key("left", rank_), "1");
+      if (!await({key("parted")})) return false;
+      store_->set(key("gone", rank_), "1");
+      return true;
     }
     std::vector<std::string> left;
     std::vector<std::string> gone;
@@ -192,13 +168,11 @@ bool CheckIn::part(LifeSigns* life_signs, const Deadline& deadline) const {
       gone.push_back(key("gone", other));
     }
     if (left.empty()) return true;
-    if (const auto outcome = await(left); outcome != Outcome::there) {
-      return outcome == Outcome::failed;
-    }
-    store_->set(key("parted"), bytes("1"));
-    return await(gone) != Outcome::late;
+    if (!await(left)) return false;
+    store_->set(key("parted"), "1");
+    return await(gone);
   } catch (const c10::Error&) {
-    // The store is gone: nothing is left to wait for.
+    // The store or a rank is gone: nothing is left to wait for.
     return true;
   }
 }

@@ -2,11 +2,11 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/last_words.h"
 #include "lockstep/comm/life_signs.h"
 
 namespace lockstep::internal {
@@ -46,10 +46,8 @@ class CheckIn {
   // processes do. Throws c10::DistError if the store is gone.
   void await_briefly() const;
 
-  // Called by a rank that may not join: tells the rank that hosts the store
-  // why.
-  void refuse(const std::string& reason) const;
-  std::optional<std::string> refusal() const;
+  // Where a rank that may not join tells the rank that hosts the store why.
+  LastWords refusal() const { return {*store_, key("refused")}; }
 
   // Returns the world size of the first rank that came: the rank that hosts the
   // store waits for that many.

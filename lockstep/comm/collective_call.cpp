@@ -118,10 +118,7 @@ std::invalid_argument Call::mistake(const std::string& text) const {
 void Call::fail(const Deadline& deadline, const std::exception& error,
                 const std::string& more) const {
   const auto elapsed = deadline.elapsed();
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  const auto cause =
-      (torch != nullptr ? torch->what_without_backtrace() : error.what()) +
-      more;
+  const auto cause = words_of(error) + more;
   const bool own = is_own_failure(error);
   const auto gone = own ? std::string() : peers_behind(*group, deadline);
   const bool said = gone.empty() || inside(group).hears_departures() ||
@@ -145,17 +142,10 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
   throw c10::DistBackendError(text + record_failure(*inside(group).flight()));
 }
 
-c10d::Backend& Call::backend(const at::Tensor& tensor) const {
+c10d::Backend& Call::backend(c10::DeviceType device) const {
+  on_stream = device != c10::kCPU;
   try {
-    return group->backend(tensor.device().type());
-  } catch (const std::invalid_argument& error) {
-    throw mistake(error.what());
-  }
-}
-
-c10d::Backend& Call::backend() const {
-  try {
-    return group->backend(group->control_device().type());
+    return inside(group).backend(device);
   } catch (const std::invalid_argument& error) {
     throw mistake(error.what());
   }
@@ -174,7 +164,7 @@ std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
-std::string describe(const std::vector<at::Tensor>& list) {
+std::string describe(at::TensorList list) {
   std::string text;
   for (const auto& tensor : list) {
     text += (text.empty() ? "" : ", ") + describe(tensor);
@@ -198,8 +188,8 @@ void require_dense(const Call& call, const char* argument,
   }
 }
 
-void require_list(const Call& call, const char* argument,
-                  const std::vector<at::Tensor>& list, const at::Tensor& like) {
+void require_list(const Call& call, const char* argument, at::TensorList list,
+                  const at::Tensor& like) {
   if (static_cast<int>(list.size()) != call.group->size()) {
     throw call.mistake(c10::str(argument, " holds ", list.size(),
                                 " tensors; give one for each rank (",

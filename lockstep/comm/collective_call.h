@@ -6,6 +6,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -34,6 +35,8 @@ struct Call {
   // reduce operation.
   mutable int peer = -1;
   mutable const char* reduce_op = nullptr;
+  // Whether the tensors are on a device with streams, noted by backend().
+  mutable bool on_stream = false;
 
   // Sets `number` and `entry`.
   void take_numbers();
@@ -57,17 +60,24 @@ struct Call {
   // Returns the backend for `tensor`, or for tensors that only the library
   // sees. Throws a mistake() if the group has no backend for that device, or
   // was destroyed.
-  c10d::Backend& backend(const at::Tensor& tensor) const;
-  c10d::Backend& backend() const;
+  c10d::Backend& backend(const at::Tensor& tensor) const {
+    return backend(tensor.device().type());
+  }
+  c10d::Backend& backend() const {
+    return backend(group->control_device().type());
+  }
 
   // Returns the rank in the group of the default group's rank `global_rank`.
   // Throws a mistake() that names `argument` if that rank is not a member.
   int member(const char* argument, int global_rank) const;
+
+ private:
+  c10d::Backend& backend(c10::DeviceType device) const;
 };
 
 // Returns dtype and shape, "Float [2, 3]"; several are separated by commas.
 std::string describe(const at::Tensor& tensor);
-std::string describe(const std::vector<at::Tensor>& list);
+std::string describe(at::TensorList list);
 
 // Returns c10d's options for an operation, with those fields filled in that the
 // options of all operations have.
@@ -75,7 +85,9 @@ template <typename Options>
 Options backend_options(const Call& call, bool async_op) {
   Options options;
   options.timeout = call.timeout;
-  options.asyncOp = async_op;
+  // c10d's NCCL returns no work for a synchronous operation (since
+  // LibTorch 2.8), and only a work has errors and ends in the flight record.
+  options.asyncOp = async_op || call.on_stream;
   return options;
 }
 template <typename Options>
@@ -90,8 +102,8 @@ void require_dense(const Call& call, const char* argument,
                    const at::Tensor& tensor);
 // Throws unless `list` holds one dense tensor for each rank, all of the dtype
 // and device of `like`.
-void require_list(const Call& call, const char* argument,
-                  const std::vector<at::Tensor>& list, const at::Tensor& like);
+void require_list(const Call& call, const char* argument, at::TensorList list,
+                  const at::Tensor& like);
 void require_shape(const Call& call, const char* argument,
                    const at::Tensor& tensor, const at::Tensor& like);
 // Throws if `op` makes no sense on `dtype`.

@@ -38,23 +38,17 @@ Operation::Spans spans_of(bool async_op, const Buffers& buffers) {
 // c10d's NCCL backend tells profilers of its operations itself.
 bool is_nccl(const Call& call, const Buffers& buffers) {
   const auto device = buffers.device().value_or(call.group->control_device());
-  return call.group->has_backend(device.type()) &&
-         call.group->backend(device.type()).getBackendName() == "nccl";
+  return inside(call.group).has_backend(device.type()) &&
+         inside(call.group).backend(device.type()).getBackendName() == "nccl";
 }
 
 CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
                      const AgreedCall& agreement) {
-  const auto extent = buffers.extent();
   Agreed agreed;
   if (agreement) agreed = agreement();
-  return {.operation = call.operation,
-          .group = *call.group,
-          .number = call.number,
-          .peer = call.peer,
+  return {.call = call,
+          .extent = buffers.extent(),
           .async_op = async_op,
-          .dtype = static_cast<at::ScalarType>(extent.type.code),
-          .in_elements = static_cast<int64_t>(extent.in),
-          .out_elements = static_cast<int64_t>(extent.out),
           .in_splits = std::move(agreed.sends),
           .out_splits = std::move(agreed.receives),
           .inputs = buffers.inputs(),
@@ -378,6 +372,9 @@ std::string shortened(const std::string& text) {
                   " characters, digest ", digest.value(), ")");
 }
 
+// This is not an Agreement, because its error lists the calls of all ranks and
+// not the first two that differ, and because what a rank sends is compared with
+// what another one expects.
 void compare(const Call& call, Agreed own, const Deadline& deadline) {
   const char* function = user_function();
   own.text = shortened(c10::str(call.operation, " #", call.number,

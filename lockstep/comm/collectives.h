@@ -27,7 +27,7 @@ WorkPtr all_reduce(const at::Tensor& tensor,
 // Does all_reduce with each tensor, in one operation for each dtype. The list
 // holds at least one tensor, all dense and on one device; the ranks' lists have
 // the same shapes in the same order.
-WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+WorkPtr all_reduce_coalesced(at::TensorList tensors,
                              const ReductionOptions& options = {});
 
 // Replaces `tensor` on rank `dst` by the reduction over all ranks; on the
@@ -38,8 +38,7 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
 // Writes to `output` on rank i the reduction over all ranks of `input_list[i]`,
 // which has the shape and dtype of that output. The list holds one tensor for
 // each rank; their shapes may differ.
-WorkPtr reduce_scatter(const at::Tensor& output,
-                       const std::vector<at::Tensor>& input_list,
+WorkPtr reduce_scatter(const at::Tensor& output, at::TensorList input_list,
                        const ReductionOptions& options = {});
 
 // Does the same with one input tensor of world_size times as many elements as
@@ -58,8 +57,7 @@ WorkPtr broadcast(const at::Tensor& tensor, int src,
 // one tensor for each rank, with the same shapes on every rank. Shapes may
 // differ between ranks: then `tensor_list[i]` has the shape of rank i's tensor,
 // and the operation is one broadcast for each rank.
-WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
-                   const at::Tensor& tensor,
+WorkPtr all_gather(at::TensorList tensor_list, const at::Tensor& tensor,
                    const CollectiveOptions& options = {});
 
 // Does the same with one output tensor, which has world_size times as many
@@ -73,25 +71,22 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
 // tensors are on one device; their shapes are equal on all ranks.
 WorkPtr all_gather_coalesced(
     const std::vector<std::vector<at::Tensor>>& output_tensor_lists,
-    const std::vector<at::Tensor>& input_tensor_list,
-    const CollectiveOptions& options = {});
+    at::TensorList input_tensor_list, const CollectiveOptions& options = {});
 
 // Copies rank i's `tensor` to `gather_list[i]` on rank `dst`; all have one
 // shape. The list is empty on the other ranks.
-WorkPtr gather(const at::Tensor& tensor,
-               const std::vector<at::Tensor>& gather_list = {}, int dst = 0,
-               const CollectiveOptions& options = {});
+WorkPtr gather(const at::Tensor& tensor, at::TensorList gather_list = {},
+               int dst = 0, const CollectiveOptions& options = {});
 
 // Copies `scatter_list[i]` on rank `src` to `tensor` on rank i; all have one
 // shape. The list is empty on the other ranks.
-WorkPtr scatter(const at::Tensor& tensor,
-                const std::vector<at::Tensor>& scatter_list = {}, int src = 0,
-                const CollectiveOptions& options = {});
+WorkPtr scatter(const at::Tensor& tensor, at::TensorList scatter_list = {},
+                int src = 0, const CollectiveOptions& options = {});
 
 // Copies rank i's `input_tensor_list[j]` to `output_tensor_list[i]` on rank j.
 // Shapes may differ, as long as both ends of each pair agree.
-WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
-                   const std::vector<at::Tensor>& input_tensor_list,
+WorkPtr all_to_all(at::TensorList output_tensor_list,
+                   at::TensorList input_tensor_list,
                    const CollectiveOptions& options = {});
 
 struct AllToAllSingleOptions {

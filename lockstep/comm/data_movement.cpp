@@ -27,7 +27,7 @@ void require_like(const internal::Call& call, const char* argument,
 }
 
 bool is_empty_elsewhere(const internal::Call& call, const char* argument,
-                        int root, const std::vector<at::Tensor>& list) {
+                        int root, at::TensorList list) {
   const bool here = call.group->rank() == root;
   if (!here && !list.empty()) {
     throw call.mistake(c10::str(
@@ -55,8 +55,7 @@ void require_own_part(const internal::Call& call, const c10d::Backend& backend,
 }
 
 // Gathers by one broadcast for each rank, because the shapes differ.
-WorkPtr all_gather_uneven(internal::Call call,
-                          const std::vector<at::Tensor>& tensor_list,
+WorkPtr all_gather_uneven(internal::Call call, at::TensorList tensor_list,
                           const at::Tensor& tensor, bool async_op) {
   auto& backend = call.backend(tensor);
   auto opts = internal::backend_options<c10d::BroadcastOptions>(call, async_op);
@@ -106,8 +105,8 @@ WorkPtr broadcast(const at::Tensor& tensor, int src,
       [&] { return backend.broadcast(lane, opts); });
 }
 
-WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
-                   const at::Tensor& tensor, const CollectiveOptions& options) {
+WorkPtr all_gather(at::TensorList tensor_list, const at::Tensor& tensor,
+                   const CollectiveOptions& options) {
   internal::Call call("all_gather", options.group, options.timeout);
   internal::require_dense(call, "the tensor", tensor);
   internal::require_list(call, "tensor_list", tensor_list, tensor);
@@ -167,8 +166,7 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
 
 WorkPtr all_gather_coalesced(
     const std::vector<std::vector<at::Tensor>>& output_tensor_lists,
-    const std::vector<at::Tensor>& input_tensor_list,
-    const CollectiveOptions& options) {
+    at::TensorList input_tensor_list, const CollectiveOptions& options) {
   internal::Call call("all_gather_coalesced", options.group, options.timeout);
   if (input_tensor_list.empty()) {
     throw call.mistake("input_tensor_list is empty; give at least one tensor");
@@ -240,8 +238,7 @@ WorkPtr all_gather_coalesced(
       });
 }
 
-WorkPtr gather(const at::Tensor& tensor,
-               const std::vector<at::Tensor>& gather_list, int dst,
+WorkPtr gather(const at::Tensor& tensor, at::TensorList gather_list, int dst,
                const CollectiveOptions& options) {
   internal::Call call("gather", options.group, options.timeout);
   internal::require_dense(call, "the tensor", tensor);
@@ -272,8 +269,7 @@ WorkPtr gather(const at::Tensor& tensor,
       [&] { return backend.gather(outputs, inputs, opts); });
 }
 
-WorkPtr scatter(const at::Tensor& tensor,
-                const std::vector<at::Tensor>& scatter_list, int src,
+WorkPtr scatter(const at::Tensor& tensor, at::TensorList scatter_list, int src,
                 const CollectiveOptions& options) {
   internal::Call call("scatter", options.group, options.timeout);
   internal::require_dense(call, "the tensor", tensor);
@@ -302,8 +298,8 @@ WorkPtr scatter(const at::Tensor& tensor,
       [&] { return backend.scatter(outputs, inputs, opts); });
 }
 
-WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
-                   const std::vector<at::Tensor>& input_tensor_list,
+WorkPtr all_to_all(at::TensorList output_tensor_list,
+                   at::TensorList input_tensor_list,
                    const CollectiveOptions& options) {
   internal::Call call("all_to_all", options.group, options.timeout);
   if (input_tensor_list.empty()) {

@@ -4,6 +4,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/accumulate.h>
 
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
 
@@ -11,8 +12,8 @@ namespace lockstep {
 
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                         const ProcessGroupPtr& group) {
-  auto& backend =
-      internal::group_or_default(group)->backend(options.device().type());
+  auto& backend = internal::inside(internal::group_or_default(group))
+                      .backend(options.device().type());
   const bool requires_grad = options.requires_grad();
   const auto plain = options.requires_grad(false);
   const auto count = c10::multiply_integers(sizes);
@@ -34,7 +35,7 @@ bool is_shared(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   if (!tensor.has_storage() || tensor.numel() == 0) return false;
   const auto of = internal::group_or_default(group);
   const auto* sharing = dynamic_cast<const internal::HostSharing*>(
-      &of->backend(tensor.device().type()));
+      &internal::inside(of).backend(tensor.device().type()));
   return sharing != nullptr &&
          sharing->shares(
              tensor.const_data_ptr(),

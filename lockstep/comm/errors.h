@@ -14,7 +14,8 @@ class Disagreement final : public c10::DistBackendError {
   using c10::DistBackendError::DistBackendError;
 };
 
-// Returns the message of an exception, without a stack trace.
+// Return the message of an exception, without LibTorch's stack trace.
+std::string words_of(const std::exception& error);
 std::string words_of(const std::exception_ptr& failure);
 
 }  // namespace lockstep::internal

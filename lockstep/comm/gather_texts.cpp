@@ -1,17 +1,11 @@
 #include "lockstep/comm/gather_texts.h"
 
-#include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
 namespace {
-
-constexpr std::chrono::microseconds kFirstPause{50};
-constexpr std::chrono::microseconds kLongestPause{5'000};
-constexpr std::chrono::seconds kTellTime{1};
 
 // Returns the global ranks of the members that have not come, "2, 5".
 std::string absent(const StoreMembers& members,
@@ -35,14 +29,6 @@ bool has_come(c10d::Store& store, const std::string& key) {
   }
 }
 
-void wait_until_told(c10d::Store& store, const std::string& key,
-                     int64_t ranks) {
-  const auto deadline = Deadline::after(kTellTime);
-  while (store.add(key, 0) < ranks && !deadline.expired()) {
-    std::this_thread::sleep_for(kLongestPause);
-  }
-}
-
 std::vector<std::string> gather_texts(const StoreMembers& members,
                                       const std::string& prefix,
                                       const std::string& text,
@@ -53,9 +39,7 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
     keys.push_back(prefix + std::to_string(member));
   }
   // Begins with a character, because some stores take an empty value for none.
-  const std::string value = "=" + text;
-  members.store.set(keys.at(members.rank),
-                    std::vector<uint8_t>(value.begin(), value.end()));
+  members.store.set(keys.at(members.rank), "=" + text);
   // The first question is about all members, later ones about the first that is
   // missing: many ranks that wait for a late one must not keep the store busy.
   size_t next = 0;
@@ -65,17 +49,15 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
     while (next < keys.size() && members.store.check({keys[next]})) ++next;
     return next == keys.size();
   };
-  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
-    const bool late = deadline.expired();
+  const auto ask = [&] {
     const bool all = all_have_come();
     if (look) look();
-    if (all) break;
-    if (late) {
-      const auto ranks = absent(members, keys);
-      if (ranks.empty()) continue;  // the last has come at the last moment
-      throw RanksAbsent("rank " + ranks + " did not come in time");
-    }
-    std::this_thread::sleep_for(pause);
+    return all;
+  };
+  while (!poll_store(deadline, ask)) {
+    const auto ranks = absent(members, keys);
+    if (ranks.empty()) continue;  // the last has come at the last moment
+    throw RanksAbsent("rank " + ranks + " did not come in time");
   }
   std::vector<std::string> texts;
   for (const auto& bytes : members.store.multiGet(keys)) {

@@ -2,15 +2,35 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdint>
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 
 namespace lockstep::internal {
+
+// Asks a store again and again, because LibTorch prints a warning of its own if
+// Store::wait() times out. Returns true as soon as `ask()` does, false if the
+// deadline passes before; a rank that comes in the last moment counts. What
+// `ask` throws ends the wait. The pause between two questions grows to
+// `longest_pause`.
+template <typename Ask>
+bool poll_store(
+    const Deadline& deadline, Ask ask,
+    std::chrono::microseconds longest_pause = std::chrono::milliseconds(5)) {
+  for (std::chrono::microseconds pause{50};;
+       pause = std::min(2 * pause, longest_pause)) {
+    const bool late = deadline.expired();
+    if (ask()) return true;
+    if (late) return false;
+    std::this_thread::sleep_for(pause);
+  }
+}
 
 // Names the ranks that did not come: "rank 2, 5 did not come in time".
 class RanksAbsent : public c10::DistBackendError {
@@ -32,11 +52,9 @@ struct StoreMembers {
 // be new, and they stay in the store. It needs no backend: before a backend
 // connects its ranks, this finds out which have come.
 //
-// Blocks until all have come or the deadline has passed; a rank that comes in
-// the last moment counts. Asks the store again and again, because LibTorch
-// prints a warning of its own if Store::wait() times out. `look`, if given, is
-// called after each of these questions, also after the last one. What it throws
-// ends the wait.
+// Blocks in poll_store() until all have come or the deadline has passed.
+// `look`, if given, is called after each question, also after the last one.
+// What it throws ends the wait.
 //
 // Throws RanksAbsent, whose text has no times. Errors of the store
 // pass through: a WatchedStore throws PeerGone soon after a rank has died or
@@ -49,10 +67,5 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
 
 // Whether a rank has written to `key`. False if it cannot come any more.
 bool has_come(c10d::Store& store, const std::string& key);
-
-// Waits, for a second at most, until the counter `key` has reached `ranks`:
-// each rank that hears of a failure adds one. A rank that left before this
-// could take the store with it. Errors of the store pass through.
-void wait_until_told(c10d::Store& store, const std::string& key, int64_t ranks);
 
 }  // namespace lockstep::internal

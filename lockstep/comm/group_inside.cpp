@@ -17,8 +17,9 @@ GroupInside::GroupInside(std::string name, int rank,
                          Backends backends, std::string backend_config,
                          bool checks_calls)
     : ProcessGroup(std::move(name), rank, std::move(global_ranks), timeout,
-                   std::move(store), std::move(backends),
                    std::move(backend_config), checks_calls),
+      store_(std::move(store)),
+      backends_(std::move(backends)),
       life_signs_(std::move(life_signs)),
       flight_(FlightRecorder::make({.name = name_,
                                     .rank = rank_,
@@ -35,6 +36,24 @@ GroupInside::~GroupInside() {
   // and write to sockets and memory that are the parent's.
   (void)std::make_unique<Backends>(std::move(backends_)).release();
   [[maybe_unused]] auto* const kept_store = store_.release();
+}
+
+c10d::Backend& GroupInside::backend(c10::DeviceType type) const {
+  require_own_process();
+  if (closed_) {
+    throw std::invalid_argument("group '" + name_ +
+                                "' was destroyed; use a group that lives, or "
+                                "destroy it after its last operation");
+  }
+  auto found = backends_.find(type);
+  if (found == backends_.end()) {
+    throw std::invalid_argument(
+        "group '" + name_ + "' has no backend for tensors on " +
+        c10::DeviceTypeName(type, /*lower_case=*/true) +
+        ", its backends are \"" + backend_config_ +
+        "\"; name one in init_process_group(\"device:backend,...\")");
+  }
+  return *found->second;
 }
 
 void GroupInside::refuse_in_child() const {

@@ -1,14 +1,19 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+#include <c10/util/intrusive_ptr.h>
+
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/trace/flight_recorder.h"
@@ -18,10 +23,13 @@ namespace lockstep::internal {
 class Deadline;
 class DirectReduce;
 
-// The part of a process group that only the library uses: numbers of calls,
-// their records, and how the group ends. Every ProcessGroup is one.
+// The part of a process group that only the library uses: the backends, the
+// store by which the ranks found each other, numbers of calls, their records,
+// and how the group ends. Every ProcessGroup is one.
 class GroupInside final : public ProcessGroup {
  public:
+  using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
+
   // `global_ranks[i]` is the rank in the default group of this group's rank i.
   // `life_signs` are those of the default group, or none.
   GroupInside(std::string name, int rank, std::vector<int> global_ranks,
@@ -30,6 +38,18 @@ class GroupInside final : public ProcessGroup {
               std::shared_ptr<LifeSigns> life_signs, Backends backends,
               std::string backend_config, bool checks_calls);
   ~GroupInside();
+
+  // The group's own part of the store. A rank that asks in vain for a key is
+  // told if a rank of the group is gone (watched_store.h).
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+
+  // Throws std::invalid_argument if the group has no backend for tensors of
+  // `type` (it names the device types that there are) or was destroyed;
+  // std::runtime_error in a forked child process.
+  c10d::Backend& backend(c10::DeviceType type) const;
+  bool has_backend(c10::DeviceType type) const {
+    return backends_.contains(type);
+  }
 
   // Numbers the collectives of this group from 1, in the order in which they
   // are called; equal on all ranks as long as the ranks make the same calls.
@@ -88,6 +108,8 @@ class GroupInside final : public ProcessGroup {
   [[noreturn]] void refuse_in_child() const;
 
   const ProcessMark made_in_{};
+  c10::intrusive_ptr<c10d::Store> store_;
+  Backends backends_;
   std::shared_ptr<LifeSigns> life_signs_;
   DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   bool closed_ = false;

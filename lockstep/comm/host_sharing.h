@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/bucket_reduction.h"
@@ -81,5 +83,10 @@ class HostSharing {
 // has no shared memory; that is the same on all ranks. The backend owns it, so
 // it must not be used for longer than the group.
 HostSharing* host_sharing(const ProcessGroupPtr& group);
+
+// Returns a text that is equal for processes that are on one host and may share
+// memory: LOCKSTEP_HOST_ID if it is set, otherwise shm::host_identity(). None
+// if the system does not tell.
+std::optional<std::string> host_id();
 
 }  // namespace lockstep::internal

@@ -25,7 +25,6 @@
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
 #include "lockstep/state/digest.h"
-#include "lockstep/worker/crash_handler.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/flight_dump.h"
 #include "lockstep/worker/rank_environment.h"
@@ -85,11 +84,11 @@ struct NewGroup {
   bool checks_calls;
 };
 
-ProcessGroup::Backends make_backends(
+internal::GroupInside::Backends make_backends(
     const NewGroup& group,
     const c10::intrusive_ptr<internal::WatchedStore>& store,
     std::string& canonical) {
-  ProcessGroup::Backends backends;
+  internal::GroupInside::Backends backends;
   for (const auto& [type, entry] : internal::resolve_backends(group.config)) {
     internal::BackendRequest request{
         .store = c10::make_intrusive<c10d::PrefixStore>(device_name(type) + "/",
@@ -99,21 +98,17 @@ ProcessGroup::Backends make_backends(
         .timeout = group.timeout,
         .group_name = group.number,
         .global_ranks = group.global_ranks};
-    auto fail = [&](const char* cause) {
-      throw c10::DistBackendError(c10::str(
-          "rank ", group.global_ranks[group.rank], " of group '", group.name,
-          "' (", request.size, " ranks) could not connect to its peers by \"",
-          entry->name, "\" (allowed ", group.timeout.count(), " ms): ", cause));
-    };
     try {
       store->require_all_alive();
       backends.emplace(type, entry->create(request));
     } catch (const std::invalid_argument&) {
       throw;  // its text says what is wrong with the arguments
-    } catch (const c10::Error& error) {
-      fail(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      fail(error.what());
+      throw c10::DistBackendError(c10::str(
+          "rank ", group.global_ranks[group.rank], " of group '", group.name,
+          "' (", request.size, " ranks) could not connect to its peers by \"",
+          entry->name, "\" (allowed ", group.timeout.count(),
+          " ms): ", internal::words_of(error)));
     }
     canonical +=
         (canonical.empty() ? "" : ",") + device_name(type) + ":" + entry->name;
@@ -129,18 +124,12 @@ ProcessGroupPtr make_group(
   const auto watched = c10::make_intrusive<internal::WatchedStore>(
       store, life_signs, group.global_ranks);
   std::string canonical;
-  ProcessGroup::Backends backends;
-  const auto give_up = [&](const char* why) {
-    watched->give_up(
-        c10::str("rank ", group.global_ranks[group.rank], " gave up: ", why));
-  };
+  internal::GroupInside::Backends backends;
   try {
     backends = make_backends(group, watched, canonical);
-  } catch (const c10::Error& error) {
-    give_up(error.what_without_backtrace());
-    throw;
   } catch (const std::exception& error) {
-    give_up(error.what());
+    watched->give_up(c10::str("rank ", group.global_ranks[group.rank],
+                              " gave up: ", internal::words_of(error)));
     throw;
   }
   return ProcessGroupPtr(std::make_shared<internal::GroupInside>(
@@ -736,7 +725,8 @@ ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options) {
   auto parent = internal::group_or_default(options.parent);
-  parent->backend(parent->control_device().type());  // throws if destroyed
+  internal::inside(parent).backend(
+      parent->control_device().type());  // throws if destroyed
   require_disjoint("split_group", split_ranks, parent->size());
   const auto timeout =
       checked_timeout("split_group", options.timeout, parent->timeout());

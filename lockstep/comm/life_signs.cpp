@@ -14,9 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "lockstep/base/ending_words.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/number_list.h"
-#include "lockstep/base/random_digits.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 
 namespace lockstep::internal {

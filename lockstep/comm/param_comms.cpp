@@ -16,22 +16,23 @@ namespace {
 
 // Returns the name by which ProcessGroupNCCL records the operation, which trace
 // tools know.
-std::string c10d_name(const CommsCall& call) {
+std::string c10d_name(const CommsCall& seen) {
   static constexpr std::pair<std::string_view, const char*> kNames[]{
       {"all_reduce", "allreduce"},
       {"all_reduce_coalesced", "allreduce_coalesced"},
+      {"reduce_buckets", "allreduce"},
       {"all_gather_into_tensor", "_allgather_base"},
       {"reduce_scatter_tensor", "_reduce_scatter_base"},
       {"isend", "send"},
       {"irecv", "recv"},
   };
-  const std::string_view name = call.operation;
+  const std::string_view name = seen.call.operation;
   if (name.starts_with("all_to_all")) {
     const auto differ = [](const std::vector<int64_t>& splits) {
       return std::ranges::adjacent_find(splits, std::not_equal_to<>()) !=
              splits.end();
     };
-    return differ(call.in_splits) || differ(call.out_splits) ? "all_to_allv"
+    return differ(seen.in_splits) || differ(seen.out_splits) ? "all_to_allv"
                                                              : "all_to_all";
   }
   for (const auto& [ours, c10ds] : kNames) {
@@ -53,8 +54,10 @@ std::pair<int, int> start_and_stride(const std::vector<int>& ranks) {
 
 }  // namespace
 
-void ParamComms::begin(at::StepCallbacks&& callbacks, const CommsCall& call) {
-  const auto& group = call.group;
+void ParamComms::begin(at::StepCallbacks&& callbacks, const CommsCall& seen) {
+  const auto& [call, extent, async_op, in_splits, out_splits, inputs, outputs] =
+      seen;
+  const auto& group = *call.group;
   const bool is_default = group.name() == kDefaultGroupName;
   // Python calls the default group "0".
   const std::tuple<std::string, std::string> name{
@@ -63,34 +66,34 @@ void ParamComms::begin(at::StepCallbacks&& callbacks, const CommsCall& call) {
   const auto [start, stride] = start_and_stride(group.global_ranks());
   const auto number = static_cast<int64_t>(call.number);
   const bool is_message = call.number == 0;
-  const std::string operation = c10d_name(call);
+  const std::string operation = c10d_name(seen);
   auto info = std::make_shared<torch::ParamCommsDebugInfo>(
-      name, rank, std::string(operation), call.in_elements, call.out_elements,
-      call.dtype, call.in_splits, call.out_splits, start, stride, group.size(),
-      call.async_op);
+      name, rank, std::string(operation), static_cast<int64_t>(extent.in),
+      static_cast<int64_t>(extent.out),
+      static_cast<at::ScalarType>(extent.type.code), in_splits, out_splits,
+      start, stride, group.size(), async_op);
   info->setSequenceInfo(number, is_message);
   info_.emplace(c10::DebugInfoKind::PARAM_COMMS_INFO, std::move(info));
   function_.emplace(std::move(callbacks));
   if (function_->needsInputs()) {
     const std::vector<c10::IValue> arguments{
-        c10::IValue(call.inputs),
+        c10::IValue(inputs),
         c10::IValue(std::make_tuple(number, is_message)),
         c10::IValue(name),
         c10::IValue(rank),
         c10::IValue(operation),
-        c10::IValue(call.in_splits),
-        c10::IValue(call.out_splits),
+        c10::IValue(in_splits),
+        c10::IValue(out_splits),
         c10::IValue(start),
         c10::IValue(stride),
         c10::IValue(group.size()),
-        c10::IValue(call.async_op)};
+        c10::IValue(async_op)};
     function_->before(at::kParamCommsCallName, &arguments);
   } else {
     function_->before(at::kParamCommsCallName);
   }
   if (function_->needsOutputs()) {
-    function_->setOutputs(
-        std::vector<c10::IValue>(1, c10::IValue(call.outputs)));
+    function_->setOutputs(std::vector<c10::IValue>(1, c10::IValue(outputs)));
   }
 }
 

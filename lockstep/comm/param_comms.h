@@ -9,21 +9,17 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/process_group.h"
+#include "lockstep/comm/buffers.h"
+#include "lockstep/comm/collective_call.h"
 
 namespace lockstep::internal {
 
-// One call of a group's operation, as c10d describes it to profilers.
+// One call of a group's operation, as c10d describes it to profilers, which get
+// c10d's name of the operation.
 struct CommsCall {
-  const char* operation;  // "all_reduce"; profilers get c10d's name of it
-  const ProcessGroup& group;
-  uint64_t number = 0;  // of the collective; 0 for a message
-  int peer = -1;        // root or peer, as a rank of the default group, or -1
+  const Call& call;
+  Buffers::Extent extent{};
   bool async_op = false;
-  at::ScalarType dtype = at::kByte;
-  // How many elements this rank gives, and how many it gets.
-  int64_t in_elements = 0;
-  int64_t out_elements = 0;
   // How many elements go to each rank and come from each; empty means equally
   // many.
   std::vector<int64_t> in_splits{};
@@ -37,6 +33,10 @@ struct CommsCall {
 // torch/csrc/distributed/c10d/ParamCommsUtils.hpp), so that Python's trace
 // tools find operation, dtype, sizes and group. Begins and ends in one thread:
 // an asynchronous operation is seen while it is started. Internal to comm.
+//
+// It does not observe Operation, because it ends when the call returns, which
+// may be before the operation ends, shows each bucket of a reduction, which is
+// one operation, and shows tensors, which Operation does not know.
 class ParamComms {
  public:
   // Calls `describe`, which returns a std::optional<CommsCall>, only if a
@@ -52,7 +52,7 @@ class ParamComms {
   ParamComms& operator=(const ParamComms&) = delete;
 
  private:
-  void begin(at::StepCallbacks&& callbacks, const CommsCall& call);
+  void begin(at::StepCallbacks&& callbacks, const CommsCall& seen);
 
   // The profiler reads it when function_ ends, too.
   std::optional<c10::DebugInfoGuard> info_{};

@@ -11,18 +11,16 @@
 
 namespace lockstep {
 
+static_assert(kDefaultTimeout == ::kBackendDefaultTimeout);
+
 ProcessGroup::ProcessGroup(std::string name, int rank,
                            std::vector<int> global_ranks,
                            std::chrono::milliseconds timeout,
-                           c10::intrusive_ptr<c10d::Store> store,
-                           Backends backends, std::string backend_config,
-                           bool checks_calls)
+                           std::string backend_config, bool checks_calls)
     : name_(std::move(name)),
       rank_(rank),
       global_ranks_(std::move(global_ranks)),
       timeout_(timeout),
-      store_(std::move(store)),
-      backends_(std::move(backends)),
       backend_config_(std::move(backend_config)),
       checks_calls_(checks_calls) {}
 
@@ -34,7 +32,7 @@ std::string ProcessGroup::failed_peers() const {
   // may have given all that its peers need.
   std::string words = internal::words_of(gone);
   if (in.closed_) return words;
-  for (const auto& [type, backend] : backends_) {
+  for (const auto& [type, backend] : in.backends_) {
     const auto* notices =
         dynamic_cast<const internal::PeerNotices*>(backend.get());
     if (notices == nullptr) continue;
@@ -64,30 +62,10 @@ int ProcessGroup::global_rank(int group_rank) const {
   return global_ranks_[group_rank];
 }
 
-c10d::Backend& ProcessGroup::backend(c10::DeviceType type) const {
-  const auto& in = internal::inside(*this);
-  in.require_own_process();
-  if (in.closed_) {
-    throw std::invalid_argument("group '" + name_ +
-                                "' was destroyed; use a group that lives, or "
-                                "destroy it after its last operation");
-  }
-  auto found = backends_.find(type);
-  if (found == backends_.end()) {
-    throw std::invalid_argument(
-        "group '" + name_ + "' has no backend for tensors on " +
-        c10::DeviceTypeName(type, /*lower_case=*/true) +
-        ", its backends are \"" + backend_config_ +
-        "\"; name one in init_process_group(\"device:backend,...\")");
-  }
-  return *found->second;
-}
-
 c10::Device ProcessGroup::control_device() const {
-  if (internal::inside(*this).closed_ || has_backend(c10::kCPU)) {
-    return c10::Device(c10::kCPU);
-  }
-  return c10::Device(backends_.begin()->first);
+  const auto& in = internal::inside(*this);
+  if (in.closed_ || in.has_backend(c10::kCPU)) return c10::Device(c10::kCPU);
+  return c10::Device(in.backends_.begin()->first);
 }
 
 void ProcessGroup::abort(const std::string& cause) {
@@ -99,7 +77,7 @@ void ProcessGroup::abort(const std::string& cause) {
     const std::lock_guard lock(in.cause_mutex_);
     first = in.cause_;
   }
-  for (auto& [type, backend] : backends_) {
+  for (auto& [type, backend] : in.backends_) {
     auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get());
     if (notices != nullptr && !first.empty()) {
       notices->abort_because(first);

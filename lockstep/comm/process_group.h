@@ -1,24 +1,19 @@
 #pragma once
 
-#include <c10/core/DeviceType.h>
-#include <c10/util/intrusive_ptr.h>
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <string>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
 
-// The default timeout of collectives in Python's torch.distributed: 30 minutes
-// (kBackendDefaultTimeout of c10d).
+// The default timeout of collectives, as in Python's torch.distributed.
 inline constexpr std::chrono::milliseconds kDefaultTimeout =
-    ::kBackendDefaultTimeout;
+    std::chrono::minutes(30);
 
 namespace internal {
 class GroupInside;
@@ -26,9 +21,8 @@ class GroupInside;
 
 inline constexpr const char* kDefaultGroupName = "default_pg";
 
-// An ordered set of ranks that communicate: it has one c10d::Backend for each
-// device type, and the store by which the ranks found each other. Made by
-// init_process_group() and new_group(); shared by handle.
+// An ordered set of ranks that communicate, with one backend for each device
+// type. Made by init_process_group() and new_group(); shared by handle.
 //
 // Threads: the accessors may be called from any thread. Collectives of one
 // group must be issued in the same order on every rank, so issue them from one
@@ -39,8 +33,6 @@ inline constexpr const char* kDefaultGroupName = "default_pg";
 // alone.
 class ProcessGroup {
  public:
-  using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
-
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
@@ -71,10 +63,6 @@ class ProcessGroup {
   // not compared.
   bool checks_calls() const { return checks_calls_; }
 
-  // The group's own part of the store. A rank that asks in vain for a key is
-  // told if a rank of the group is gone (watched_store.h).
-  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
-
   // Returns the peers that this rank knows, by any means, to be gone or to have
   // failed: "rank 3 died"; empty if all are well. For use after a failure. Any
   // thread may call; may ask the store.
@@ -83,16 +71,8 @@ class ProcessGroup {
   // The backends that new groups get: "cpu:gloo" or "cpu:gloo,cuda:nccl".
   const std::string& backend_config() const { return backend_config_; }
 
-  // Throws std::invalid_argument if the group has no backend for tensors of
-  // `type` (it names the device types that there are) or was destroyed;
-  // std::runtime_error in a forked child process.
-  c10d::Backend& backend(c10::DeviceType type) const;
-  bool has_backend(c10::DeviceType type) const {
-    return backends_.contains(type);
-  }
-
-  // The device of tensors that only the library sees: the CPU if the group has
-  // a backend for it, otherwise the device type of its first backend.
+  // Returns a device whose tensors the group's collectives take: the CPU if the
+  // group has a backend for it, otherwise the device type of its first backend.
   c10::Device control_device() const;
 
   // Leaves the peers at once: operations in which they wait for this rank fail.
@@ -107,17 +87,14 @@ class ProcessGroup {
   friend class internal::GroupInside;
 
   ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
-               std::chrono::milliseconds timeout,
-               c10::intrusive_ptr<c10d::Store> store, Backends backends,
-               std::string backend_config, bool checks_calls);
+               std::chrono::milliseconds timeout, std::string backend_config,
+               bool checks_calls);
   ~ProcessGroup() = default;
 
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
   std::chrono::milliseconds timeout_;
-  c10::intrusive_ptr<c10d::Store> store_;
-  Backends backends_;
   std::string backend_config_;
   bool checks_calls_;
 };

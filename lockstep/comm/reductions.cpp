@@ -123,7 +123,7 @@ WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
       [&] { return backend.allreduce(work_on, opts); });
 }
 
-WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+WorkPtr all_reduce_coalesced(at::TensorList tensors,
                              const ReductionOptions& options) {
   internal::Call call("all_reduce_coalesced", options.group, options.timeout);
   if (tensors.empty()) {
@@ -186,8 +186,7 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
       [&] { return backend.reduce(work_on, opts); });
 }
 
-WorkPtr reduce_scatter(const at::Tensor& output,
-                       const std::vector<at::Tensor>& input_list,
+WorkPtr reduce_scatter(const at::Tensor& output, at::TensorList input_list,
                        const ReductionOptions& options) {
   internal::Call call("reduce_scatter", options.group, options.timeout);
   internal::require_dense(call, "output", output);

@@ -17,7 +17,6 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
-#include "lockstep/base/host_name.h"
 #include "lockstep/comm/launcher_store.h"
 #include "lockstep/comm/store_socket.h"
 #include "lockstep/worker/rank_environment.h"
@@ -74,7 +73,7 @@ bool launcher_hosts(const Endpoint& endpoint) {
 void release_host(c10d::TCPStore& store, const CheckIn& check_in,
                   const std::string& reason) {
   try {
-    check_in.refuse(reason);
+    check_in.refusal().say(reason);
     int size = check_in.agreed_world_size();
     for (int counted = 0; counted < size; ++counted) {
       store.waitForWorkers();  // only counts: it is not the host
@@ -179,7 +178,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // left alive must not keep the store's address taken.
     joined.group_store = store->clone();
     joined.group_store->setTimeout(timeout);
-    if (auto refusal = check_in->refusal()) {
+    if (auto refusal = check_in->refusal().heard()) {
       joined.refusal = "init_process_group: rank 0 of " +
                        std::to_string(place.world_size) +
                        " gives up, because " + *refusal;

@@ -3,17 +3,18 @@
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/group_inside.h"
+#include "lockstep/comm/last_words.h"
 #include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
 namespace {
 
-std::string key(uint64_t number, int rank) {
-  return "roll_call/" + std::to_string(number) + "/" + std::to_string(rank);
+std::string key(uint64_t number, const std::string& leaf) {
+  return "roll_call/" + std::to_string(number) + "/" + leaf;
 }
 
-std::string key(uint64_t number, const char* leaf) {
-  return "roll_call/" + std::to_string(number) + "/" + leaf;
+std::string key(uint64_t number, int rank) {
+  return key(number, std::to_string(rank));
 }
 
 // The first rank that gives up says why for all, so that all say the same. The
@@ -21,31 +22,53 @@ std::string key(uint64_t number, const char* leaf) {
 // came have been told.
 [[noreturn]] void fail(const ProcessGroup& group, uint64_t number,
                        const std::string& why) {
-  auto& store = *group.store();
+  auto& store = *inside(group).store();
   std::string agreed = why;
   try {
-    agreed = store.compareSet(key(number, "absent"), std::string(), why);
+    const LastWords absent(store, key(number, "absent"));
+    agreed = absent.say(why);
+    if (group.global_rank(group.rank()) != 0) throw RollCallError(agreed);
     int64_t present = 0;
     for (int rank = 0; rank < group.size(); ++rank) {
       present += has_come(store, key(number, rank));
     }
-    store.add(key(number, "told"), 1);
-    if (group.global_rank(group.rank()) != 0) throw RollCallError(agreed);
-    wait_until_told(store, key(number, "told"), present);
+    absent.await_heard(present);
   } catch (const c10::Error&) {
     // The store is gone, and with it the rank that hosted it.
   }
   throw RollCallError(agreed);
 }
 
+// Returns the texts that have come, and empty ones for the other ranks, when
+// all that came have read them, or after a second.
+std::vector<std::string> last_texts(const ProcessGroup& group,
+                                    uint64_t number) {
+  auto& store = *inside(group).store();
+  std::vector<std::string> texts(group.size());
+  std::vector<std::string> read;
+  try {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (!has_come(store, key(number, rank))) continue;
+      texts[rank] = store.get_to_str(key(number, rank)).substr(1);
+      read.push_back(key(number, "read/") + std::to_string(rank));
+    }
+    store.set(key(number, "read/") + std::to_string(group.rank()), "=");
+    store.wait(read, std::chrono::seconds(1));
+  } catch (const c10::Error&) {
+    // A rank has gone since it came.
+  }
+  return texts;
+}
+
 }  // namespace
 
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
-                                   const Deadline& deadline) {
+                                   const Deadline& deadline,
+                                   bool before_error) {
   if (imagines_peers(group)) {
     return std::vector<std::string>(group.size(), text);
   }
-  auto& store = *group.store();
+  auto& store = *inside(group).store();
   const uint64_t number = inside(group).next_roll_call();
   // If another rank has given up, the roll call ends for all ranks, even if
   // every rank has come since.
@@ -61,11 +84,12 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                           .global_ranks = group.global_ranks()},
                          key(number, ""), text, deadline, look);
   } catch (const RanksAbsent& error) {
-    why = error.what_without_backtrace();
+    if (!before_error) why = error.what_without_backtrace();
   } catch (const PeerGone& gone) {
     why = gone.what_without_backtrace();
   }
   if (!why.empty()) fail(group, number, why);
+  if (before_error) return last_texts(group, number);
   // A rank that has come to this roll call has read the one before.
   if (number > 1) store.deleteKey(key(number - 1, group.rank()));
   return texts;

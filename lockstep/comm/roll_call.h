@@ -20,8 +20,7 @@ class RollCallError : public std::runtime_error {
 // rank order. It uses the group's store, so it depends on no backend and knows
 // which ranks have not come. Keys of the n-th roll call of a group:
 // "roll_call/<n>/<group rank>", which each rank removes after the next roll
-// call; if this one failed, "roll_call/<n>/absent" says why, and
-// "roll_call/<n>/told" counts the ranks that know.
+// call; if this one failed, "roll_call/<n>/absent" says why (last_words.h).
 //
 // Blocks until the deadline at most, and for less than a second after a rank on
 // this host has died or left (life_signs.h). Then it throws RollCallError, the
@@ -29,9 +28,16 @@ class RollCallError : public std::runtime_error {
 // hosts the store does not leave before the others know. If the store is gone,
 // the error says so, with the rank that hosted it.
 //
+// `before_error`: every rank will throw, whatever the texts are. Then the text
+// of a rank that does not come in time is empty, and the call returns when all
+// ranks that came have read the texts, or after a second: the store may end
+// with the first rank that throws. "roll_call/<n>/read/<group rank>" says that
+// a rank has read.
+//
 // If the group's other ranks are imagined (backend_registry.h), each of them
 // gives the text of this rank.
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
-                                   const Deadline& deadline);
+                                   const Deadline& deadline,
+                                   bool before_error = false);
 
 }  // namespace lockstep::internal

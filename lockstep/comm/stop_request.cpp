@@ -5,7 +5,7 @@
 #include <atomic>
 #include <csignal>
 
-#include "lockstep/base/signal_list.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/trace/current_call.h"

@@ -16,7 +16,6 @@
 #include <thread>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/host_name.h"
 
 namespace lockstep::internal {
 namespace {

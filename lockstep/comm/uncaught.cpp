@@ -16,6 +16,7 @@
 #include <typeinfo>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/rank_environment.h"
 #include "lockstep/worker/standby_place.h"
@@ -88,12 +89,10 @@ std::atomic<int> own_rank{-1};
 std::atomic<std::string (*)()> failed_peers{nullptr};
 std::atomic<std::terminate_handler> handler_before{nullptr};
 
-std::string words_of(const std::exception& error) {
-  if (auto words = out_of_memory_words(error); !words.empty()) return words;
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  std::string words =
-      torch != nullptr ? torch->what_without_backtrace() : error.what();
-  if (!words.empty()) return words;
+std::string full_words_of(const std::exception& error) {
+  for (const auto& words : {out_of_memory_words(error), words_of(error)}) {
+    if (!words.empty()) return words;
+  }
   return "an exception of type " + c10::demangle(typeid(error).name()) +
          " without a text";
 }
@@ -165,7 +164,7 @@ void report_uncaught() {
 void note_exception(const std::exception& error) noexcept {
   try {
     const std::string type = c10::demangle(typeid(error).name());
-    const std::string words = words_of(error);
+    const std::string words = full_words_of(error);
     const bool named = words.find(type) != words.npos ||
                        type.starts_with("lockstep::internal::");
     note_failure(kind_of(error), named ? words : type + ": " + words);
@@ -187,7 +186,7 @@ void report_current_exception() noexcept {
     std::rethrow_exception(current);
   } catch (const std::exception& error) {
     note_exception(error);
-    print_line(words_of(error));
+    print_line(full_words_of(error));
   } catch (...) {
     const auto* type = abi::__cxa_current_exception_type();
     const std::string words =

@@ -1,10 +1,10 @@
 #include "lockstep/comm/watched_store.h"
 
 #include <algorithm>
-#include <thread>
+#include <optional>
 #include <utility>
 
-#include "lockstep/base/deadline.h"
+#include "lockstep/comm/last_words.h"
 #include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
@@ -13,8 +13,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr const char* kGaveUp = "lockstep/gave_up";
-constexpr std::chrono::microseconds kFirstQuestion{50};
-constexpr std::chrono::microseconds kLongestQuestion{5'000};
 constexpr milliseconds kBetweenLooks{50};
 // The time to wait for the life sign of the rank that hosted the store: a store
 // closes before it is known that the process that has it is gone.
@@ -31,7 +29,7 @@ WatchedStore::WatchedStore(c10::intrusive_ptr<c10d::Store> store,
 
 void WatchedStore::give_up(const std::string& why) noexcept {
   try {
-    store_->compareSet(kGaveUp, std::string(), why);
+    LastWords(*store_, kGaveUp).say(why);
   } catch (const std::exception&) {
     // The store is gone, and the others know.
   }
@@ -45,12 +43,11 @@ decltype(auto) WatchedStore::asked(Call&& call) {
     throw;  // the store lives
   } catch (const c10::DistError& error) {
     std::string words;
-    const auto deadline = Deadline::after(kStoreHostGone);
-    while ((words = words_of(life_signs_->gone())).empty() &&
-           !deadline.expired()) {
-      std::this_thread::sleep_for(kLongestQuestion);
+    if (!poll_store(Deadline::after(kStoreHostGone), [&] {
+          return !(words = words_of(life_signs_->gone())).empty();
+        })) {
+      words = error.what_without_backtrace();
     }
-    if (words.empty()) words = error.what_without_backtrace();
     throw PeerGone("the store in which the ranks meet is gone: " + words);
   }
 }
@@ -65,11 +62,11 @@ void WatchedStore::throw_for(const std::vector<LifeSigns::Gone>& gone) {
       gone.empty() || std::ranges::any_of(gone, [](const auto& rank) {
         return rank.end == LifeSigns::End::failed;
       });
-  std::string words;
-  if (may_have_said && asked([&] { return store_->check({kGaveUp}); })) {
-    words = asked([&] { return store_->get_to_str(kGaveUp); });
+  std::optional<std::string> said;
+  if (may_have_said) {
+    said = asked([&] { return LastWords(*store_, kGaveUp).heard(); });
   }
-  if (words.empty()) words = words_of(gone);
+  const auto words = said.value_or(words_of(gone));
   if (!words.empty()) throw PeerGone(words);
 }
 
@@ -103,15 +100,10 @@ void WatchedStore::wait(const std::vector<std::string>& keys) {
 
 void WatchedStore::wait(const std::vector<std::string>& keys,
                         const milliseconds& timeout) {
-  const auto deadline = Deadline::after(timeout);
-  for (auto pause = kFirstQuestion; !check(keys);
-       pause = std::min(2 * pause, kLongestQuestion)) {
-    if (deadline.expired()) {
-      throw c10::DistStoreError(c10::str("the ranks did not write ", keys,
-                                         " to the store within ",
-                                         timeout.count(), " ms"));
-    }
-    std::this_thread::sleep_for(pause);
+  if (!poll_store(Deadline::after(timeout), [&] { return check(keys); })) {
+    throw c10::DistStoreError(c10::str("the ranks did not write ", keys,
+                                       " to the store within ", timeout.count(),
+                                       " ms"));
   }
 }
 

@@ -36,7 +36,7 @@ class StoreRefusal : public c10::DistStoreError {
 //
 // A rank that cannot make its part of the group tells the others why with
 // give_up(): then check(), wait() and get() of the others throw PeerGone with
-// its words. Key: "lockstep/gave_up".
+// its words (last_words.h). Key: "lockstep/gave_up".
 //
 // wait() and get() poll, so that LibTorch prints no warning of its own when
 // their time is over; they throw c10::DistStoreError then. Errors of the store

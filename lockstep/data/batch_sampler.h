@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -49,6 +50,11 @@ class SamplerOfBatches {
   // samples at the end would never be visited. By default false.
   virtual bool takes_larger_dataset() const { return false; }
 };
+
+// The samplers that a DataLoader takes.
+template <class T>
+concept AnySampler =
+    std::derived_from<T, Sampler> || std::derived_from<T, SamplerOfBatches>;
 
 // Makes batches of the next `batch_size` indices of a sampler, as
 // torch.utils.data.BatchSampler does. A DataLoader with this sampler, or with

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/data/batch_sampler.h"
-#include "lockstep/data/resumable_sampler.h"
+#include "lockstep/data/epoch_order.h"
 
 namespace lockstep {
 

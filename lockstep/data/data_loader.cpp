@@ -60,6 +60,12 @@ void check_loader(const DataLoaderOptions& options, const Sampler* sampler,
         "; make the sampler with the dataset itself (for a part of a dataset: "
         "with a TakeDataset or Subset of it)");
   }
+  if (batches && (options.batch_size != 1 || options.drop_last)) {
+    throw std::invalid_argument(
+        std::string("DataLoader: ") +
+        (options.drop_last ? "drop_last" : "batch_size") +
+        " is given, but the sampler makes the batches; give it to the sampler");
+  }
   if (batches && batches->size() == 0) {
     TORCH_WARN("DataLoader: the sampler makes no batches of this dataset of ",
                size, " samples, so the loop will do nothing");
@@ -72,15 +78,6 @@ void check_loader(const DataLoaderOptions& options, const Sampler* sampler,
         size, " samples this rank visits ", sampler->size(),
         ", with batch_size ", options.batch_size,
         options.drop_last ? " and drop_last" : "");
-  }
-}
-
-void check_sampler_of_batches(const DataLoaderOptions& options) {
-  if (options.batch_size != 1 || options.drop_last) {
-    throw std::invalid_argument(
-        std::string("DataLoader: ") +
-        (options.drop_last ? "drop_last" : "batch_size") +
-        " is given, but the sampler makes the batches; give it to the sampler");
   }
 }
 

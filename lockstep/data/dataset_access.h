@@ -148,9 +148,6 @@ template <class Data, class Target>
 struct IsListOfKnownSamples<std::vector<torch::data::Example<Data, Target>>>
     : std::true_type {};
 
-// Stands for the loader's own way to collate.
-struct DefaultCollate {};
-
 // Makes a batch of what was fetched. Throws DataLoaderError if that fails.
 template <class D, class Collate>
 auto make_batch(Fetched<D> fetched, const Collate& collate, int64_t batch,

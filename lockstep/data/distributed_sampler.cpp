@@ -1,48 +1,51 @@
 #include "lockstep/data/distributed_sampler.h"
 
 namespace lockstep {
+namespace {
 
-DistributedSampler::DistributedSampler(int64_t dataset_size,
+// Returns the order in which this rank takes its share.
+template <class Options>
+internal::EpochOrder shared_order(const char* sampler, const Options& options,
+                                  internal::EpochOrder order) {
+  order.share =
+      internal::share_of_rank(sampler, options.num_replicas, options.rank,
+                              options.drop_last, options.pad);
+  order.next_pass = internal::EpochOrder::NextPass::same_epoch;
+  return order;
+}
+
+internal::EpochOrder plain_order(int64_t size, bool shuffle) {
+  internal::EpochOrder order{
+      .length = internal::checked_size("DistributedSampler", size),
+      .dataset_size = size,
+      .entries = {{.name = "shuffle",
+                   .value = shuffle ? 1 : 0,
+                   .kind = internal::EpochState::Fixed::Kind::flag}}};
+  if (shuffle) {
+    order.draw = [size](uint64_t generator_seed) {
+      return internal::random_order(size, generator_seed);
+    };
+  }
+  return order;
+}
+
+}  // namespace
+
+DistributedSampler::DistributedSampler(DatasetSize dataset_size,
                                        const DistributedSamplerOptions& options)
     : ResumableSampler(
-          "DistributedSampler",
-          internal::checked_size("DistributedSampler", dataset_size),
-          dataset_size, options.seed,
-          internal::share_of_rank("DistributedSampler", options.num_replicas,
-                                  options.rank, options.drop_last, options.pad),
-          NextPass::same_epoch),
-      shuffle_(options.shuffle) {}
-
-at::Tensor DistributedSampler::order(uint64_t generator_seed) const {
-  return shuffle_ ? internal::random_order(dataset_size(), generator_seed)
-                  : at::Tensor();
-}
-
-std::vector<internal::EpochState::Fixed> DistributedSampler::order_entries()
-    const {
-  return {{.name = "shuffle",
-           .value = shuffle_ ? 1 : 0,
-           .kind = internal::EpochState::Fixed::Kind::flag}};
-}
-
-DistributedWeightedSampler::DistributedWeightedSampler(
-    internal::WeightedDraw draw,
-    const DistributedWeightedSamplerOptions& options)
-    : ResumableSampler("DistributedWeightedSampler", draw.num_samples(),
-                       draw.dataset_size(), options.seed,
-                       internal::share_of_rank(
-                           "DistributedWeightedSampler", options.num_replicas,
-                           options.rank, options.drop_last, options.pad),
-                       NextPass::same_epoch),
-      draw_(std::move(draw)) {}
+          "DistributedSampler", options.seed,
+          shared_order("DistributedSampler", options,
+                       plain_order(dataset_size, options.shuffle))) {}
 
 DistributedWeightedSampler::DistributedWeightedSampler(
     const at::Tensor& weights, int64_t num_samples,
     const DistributedWeightedSamplerOptions& options)
-    : DistributedWeightedSampler(
-          internal::WeightedDraw("DistributedWeightedSampler", weights,
-                                 num_samples, options.replacement),
-          options) {}
+    : ResumableSampler("DistributedWeightedSampler", options.seed,
+                       shared_order("DistributedWeightedSampler", options,
+                                    internal::weighted_order(
+                                        "DistributedWeightedSampler", weights,
+                                        num_samples, options.replacement))) {}
 
 DistributedWeightedSampler::DistributedWeightedSampler(
     const std::vector<double>& weights, int64_t num_samples,

@@ -1,11 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "lockstep/data/resumable_sampler.h"
-#include "lockstep/data/sampler.h"
-#include "lockstep/data/samplers.h"
 
 namespace lockstep {
 
@@ -61,30 +62,16 @@ struct DistributedSamplerOptions {
 // epoch 0. position() and state_dict(), for resuming in the middle of an epoch
 // with any number of ranks, are those of ResumableSampler. The state has the
 // entries epoch, seed, position, shuffle (0 or 1) and dataset_size.
-class DistributedSampler : public internal::ResumableSampler {
+class DistributedSampler : public ResumableSampler {
  public:
   // Throws std::invalid_argument for a negative size, num_replicas < 1, and a
   // rank outside [0, num_replicas). Also throws it if a default is wanted in a
   // process that was launched as one of several (WORLD_SIZE > 1) but has no
   // group yet.
-  explicit DistributedSampler(int64_t dataset_size,
+  explicit DistributedSampler(DatasetSize dataset_size,
                               const DistributedSamplerOptions& options = {});
-
-  // The same for all samples of a dataset (lockstep/data/dataset.h).
-  template <internal::KnowsSize D>
-  explicit DistributedSampler(const D& dataset,
-                              const DistributedSamplerOptions& options = {})
-      : DistributedSampler(internal::size_of(dataset), options) {}
-
-  explicit DistributedSampler(  // no such option
-      internal::AnySize, ...) = delete;
-
- protected:
-  at::Tensor order(uint64_t generator_seed) const override;
-  std::vector<internal::EpochState::Fixed> order_entries() const override;
-
- private:
-  bool shuffle_;
+  template <class = void>
+  explicit DistributedSampler(DatasetSize, ...) = delete;  // no such option
 };
 
 struct DistributedWeightedSamplerOptions {
@@ -117,7 +104,7 @@ struct DistributedWeightedSamplerOptions {
 // Call set_epoch() before every epoch; without it every pass draws what epoch 0
 // draws. position(), state_dict() and load_state_dict() are those of
 // ResumableSampler; the state has the entries of WeightedRandomSampler's.
-class DistributedWeightedSampler : public internal::ResumableSampler {
+class DistributedWeightedSampler : public ResumableSampler {
  public:
   // `num_samples`: how many all ranks together draw in an epoch. Throws
   // std::invalid_argument as WeightedRandomSampler and DistributedSampler do.
@@ -127,20 +114,6 @@ class DistributedWeightedSampler : public internal::ResumableSampler {
   DistributedWeightedSampler(
       const std::vector<double>& weights, int64_t num_samples,
       const DistributedWeightedSamplerOptions& options = {});
-
- protected:
-  at::Tensor order(uint64_t generator_seed) const override {
-    return draw_.order(generator_seed);
-  }
-  std::vector<internal::EpochState::Fixed> order_entries() const override {
-    return draw_.entries();
-  }
-
- private:
-  DistributedWeightedSampler(internal::WeightedDraw draw,
-                             const DistributedWeightedSamplerOptions& options);
-
-  internal::WeightedDraw draw_;
 };
 
 }  // namespace lockstep

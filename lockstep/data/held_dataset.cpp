@@ -13,16 +13,21 @@ void check_index(size_t index, size_t size, const char* dataset) {
                                  " samples"));
 }
 
-void throw_without_size() {
-  throw std::invalid_argument(
-      "the dataset does not know its size (size() returned none), which is "
-      "needed to draw, select, repeat or join samples; give a sampler the "
-      "number instead");
-}
-
 void throw_null_dataset() {
   throw std::invalid_argument(
       "the dataset is a std::shared_ptr that is null; give one to a dataset");
 }
 
 }  // namespace lockstep::internal
+
+namespace lockstep {
+
+int64_t DatasetSize::number_of(std::optional<size_t> size) {
+  if (size) return static_cast<int64_t>(*size);
+  throw std::invalid_argument(
+      "the dataset does not know its size (size() returned none), which is "
+      "needed to draw, select, repeat or join samples; give a sampler the "
+      "number instead");
+}
+
+}  // namespace lockstep

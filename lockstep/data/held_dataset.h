@@ -86,7 +86,7 @@ class HeldDataset {
     }
   }
 
-  size_t size() const { return static_cast<size_t>(size_of(held())); }
+  size_t size() const { return static_cast<size_t>(DatasetSize(held())); }
 
   auto get(size_t index) const
     requires HasSamples<D>
@@ -157,51 +157,5 @@ template <class D>
 using SampleOf =
     std::remove_cvref_t<decltype(std::declval<const HeldDataset<D>&>().get(
         size_t{}, SampleSeed()))>;
-
-// The base of a dataset that gives the samples of another one in another order.
-// `Self` has `size_t place(size_t index) const`, which throws c10::IndexError
-// if `index` is outside, and returns a number of the other dataset. Samples are
-// fetched one by one or in batches, and with seeds or without, as the other
-// dataset does it.
-template <class Self, class D>
-class Reordered {
- public:
-  auto get(size_t index) const
-    requires HasSamples<D>
-  {
-    return dataset_.get(self().place(index));
-  }
-  auto get(size_t index, SampleSeed seed) const
-    requires(HasSamples<D> && TakesSeeds<D>)
-  {
-    return dataset_.get(self().place(index), seed);
-  }
-
-  auto get_batch(c10::ArrayRef<size_t> indices) const {
-    return dataset_.get_batch(places(indices));
-  }
-  auto get_batch(c10::ArrayRef<size_t> indices,
-                 c10::ArrayRef<SampleSeed> seeds) const
-    requires TakesSeeds<D>
-  {
-    return dataset_.get_batch(places(indices), seeds);
-  }
-
- protected:
-  explicit Reordered(D dataset) : dataset_(std::move(dataset)) {}
-  const HeldDataset<D>& dataset() const { return dataset_; }
-
- private:
-  const Self& self() const { return static_cast<const Self&>(*this); }
-
-  std::vector<size_t> places(c10::ArrayRef<size_t> indices) const {
-    std::vector<size_t> places;
-    places.reserve(indices.size());
-    for (const size_t index : indices) places.push_back(self().place(index));
-    return places;
-  }
-
-  HeldDataset<D> dataset_;
-};
 
 }  // namespace lockstep::internal

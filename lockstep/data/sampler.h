@@ -61,32 +61,23 @@ class Sampler {
   virtual bool takes_larger_dataset() const { return false; }
 };
 
-}  // namespace lockstep
-
-namespace lockstep::internal {
-
-// Throws std::invalid_argument.
-[[noreturn]] void throw_without_size();
-
-// A dataset, by its size(), where a sampler takes a number.
-template <class D>
-concept KnowsSize = requires(const D& dataset) {
-  { dataset.size() } -> std::convertible_to<std::optional<size_t>>;
-};
-
-// Throws std::invalid_argument if size() is an optional without a number.
-template <class D>
-int64_t size_of(D& dataset) {
-  const std::optional<size_t> size = dataset.size();
-  if (!size) throw_without_size();
-  return static_cast<int64_t>(*size);
-}
-
-// Takes any dataset or number, as a worse choice than what a sampler takes: so
-// an option in braces that there is not is refused in a few lines.
-struct AnySize {
+// A number of samples, or a dataset (lockstep/data/dataset.h) that has as many.
+class DatasetSize {
+ public:
+  DatasetSize(int64_t size) : size_(size) {}
+  // Throws std::invalid_argument if size() is an optional without a number.
   template <class D>
-  AnySize(const D&);
+    requires requires(const D& dataset) {
+      { dataset.size() } -> std::convertible_to<std::optional<size_t>>;
+    }
+  DatasetSize(const D& dataset) : size_(number_of(dataset.size())) {}
+
+  operator int64_t() const { return size_; }
+
+ private:
+  static int64_t number_of(std::optional<size_t> size);
+
+  int64_t size_;
 };
 
-}  // namespace lockstep::internal
+}  // namespace lockstep

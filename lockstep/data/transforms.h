@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/datasets/map_dataset.h"
+#include "lockstep/data/mapped.h"
 #include "lockstep/data/sample_random.h"
 
 namespace lockstep::internal {

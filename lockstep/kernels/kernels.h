@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "lockstep/kernels/dtype.h"
 
 // Copies, products and reductions over raw pointers, vectorised for the machine
-// they run on (Highway chooses at run time; see target.h).
+// they run on (Highway chooses at run time; see supported_targets()).
 namespace lockstep::internal::kernels {
 
 // How results are written. `streaming` goes past the caches, which saves
@@ -54,5 +57,22 @@ void reduce(std::span<void* const> destinations,
 void reduce_scalar(std::span<void* const> destinations,
                    std::span<const void* const> sources, size_t count,
                    DType dtype, ReduceOp op);
+
+// Returns the instruction sets that this machine can run, the best first, by
+// Highway's names: "AVX3" (AVX-512), "AVX2", "SSE4", "SCALAR" (no vectors, the
+// plain loops). While a ForcedTarget lives, only the forced one.
+std::vector<std::string> supported_targets();
+
+// Makes every kernel of the process use one target while it lives: for tests
+// and measurements. Must not be nested, and no kernel may run in another thread
+// while it is made or destroyed. Throws std::invalid_argument if `name` is not
+// one of supported_targets().
+class [[nodiscard]] ForcedTarget {
+ public:
+  explicit ForcedTarget(const std::string& name);
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+  ~ForcedTarget();
+};
 
 }  // namespace lockstep::internal::kernels

@@ -10,10 +10,9 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <tuple>
 #include <utility>
 
-#include "lockstep/base/quiet_thread.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/exit_code.h"
 
@@ -21,7 +20,6 @@ namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::nanoseconds;
 
 constexpr const char* kThisProgram = "/proc/self/exe";
 
@@ -91,24 +89,6 @@ bool tells_text(SpawnReport::State state) {
   using State = SpawnReport::State;
   return state == State::threw || state == State::lost_peers ||
          state == State::astray;
-}
-
-// The likely kinds of a failure, the most telling first. Processes that a
-// failure takes along fail too. They may even end sooner than its cause: when
-// an exception leaves fn, fn's variables are destroyed, and connections closed,
-// before the exception can be reported.
-// Whom echoes name is the cause, however it ended.
-enum class Cause { named, signal, exception, exit_code, echo };
-
-Cause cause_of(const SpawnedRank& spawned, const NamedRanks& named) {
-  const auto state = spawned.report.told().state;
-  if (state == SpawnReport::State::lost_peers) return Cause::echo;
-  if (named.contains(spawned.rank)) return Cause::named;
-  if (tells_text(state)) return Cause::exception;
-  const auto status = spawned.process.wait_status();
-  if (!status || !WIFSIGNALED(*status)) return Cause::exit_code;
-  // SIGPIPE comes from a write to a peer that has ended.
-  return WTERMSIG(*status) == SIGPIPE ? Cause::echo : Cause::signal;
 }
 
 std::string ended_how(const ChildProcess& process) {
@@ -266,35 +246,6 @@ void SpawnProcesses::wait(const std::optional<Deadline>& deadline, bool any) {
   }
 }
 
-bool SpawnProcesses::failed(const SpawnedRank& spawned,
-                            const NamedRanks& named) const {
-  using State = SpawnReport::State;
-  const State state = spawned.report.told().state;
-  const ChildProcess& process = spawned.process;
-  if (tells_text(state)) return true;
-  if (!process.ended()) return false;
-  if (state == State::starting || named.contains(spawned.rank)) return true;
-  if (!process.wait_status()) return state != State::returned;
-  return *process.wait_status() != 0;
-}
-
-const SpawnedRank* SpawnProcesses::first_failure() const {
-  const NamedRanks named = named_ranks();
-  const auto order = [&](const SpawnedRank* spawned) {
-    const Cause cause = cause_of(*spawned, named);
-    const bool timed = cause == Cause::exception || cause == Cause::echo;
-    return std::tuple(cause,
-                      timed ? spawned->report.told().when : nanoseconds(0),
-                      spawned->rank);
-  };
-  const SpawnedRank* first = nullptr;
-  for (const auto& spawned : ranks_) {
-    if (!failed(spawned, named)) continue;
-    if (first == nullptr || order(&spawned) < order(first)) first = &spawned;
-  }
-  return first;
-}
-
 NamedRanks SpawnProcesses::named_ranks() const {
   NamedRanks named;
   for (const auto& [rank, process, report] : ranks_) {
@@ -308,22 +259,56 @@ NamedRanks SpawnProcesses::named_ranks() const {
   return named;
 }
 
-const SpawnedRank* SpawnProcesses::await_cause() {
-  const auto deadline = Deadline::after(kCauseTimeout);
-  const SpawnedRank* failure = first_failure();
-  const auto is_echo = [&] {
-    return failure != nullptr && cause_of(*failure, {}) == Cause::echo;
-  };
-  while (is_echo() && running() > 0 && !deadline.expired()) {
-    wait(deadline, true);
-    failure = first_failure();
+std::optional<WorkerFailure> SpawnProcesses::first_failure(
+    bool or_named) const {
+  using State = SpawnReport::State;
+  NamedRanks named = named_ranks();
+  std::optional<WorkerFailure> first;
+  for (const auto& [rank, process, report] : ranks_) {
+    const auto [state, when] = report.told();
+    const auto status = process.wait_status();
+    const bool is_named = state != State::lost_peers && named.contains(rank);
+    const bool failed_in_silence =
+        process.ended() && (state == State::starting ||
+                            (status ? *status != 0 : state != State::returned));
+    if (!tells_text(state) && !failed_in_silence &&
+        !(is_named && (or_named || process.ended()))) {
+      continue;
+    }
+    WorkerFailure failure;
+    failure.rank = rank;
+    if (is_named) failure.named_by = named[rank];
+    if (tells_text(state)) {
+      failure.error.kind =
+          state == State::lost_peers ? FailureKind::echo : FailureKind::cause;
+    } else if (status && WIFSIGNALED(*status)) {
+      // SIGPIPE comes from a write to a peer that has ended.
+      failure.error.kind =
+          WTERMSIG(*status) == SIGPIPE ? FailureKind::echo : FailureKind::cause;
+    }
+    // Processes that a failure takes along may say so sooner than its cause
+    // does: when an exception leaves fn, fn's variables are destroyed, and
+    // connections closed, before the exception can be reported. So one that a
+    // signal killed, whose time stays 0, comes before all that threw.
+    if (tells_text(state) || failure.error.kind == FailureKind::echo) {
+      failure.ended = std::chrono::system_clock::time_point(when);
+    }
+    if (!first || comes_before(failure, *first)) first = std::move(failure);
   }
-  if (!is_echo()) return failure;
-  const NamedRanks named = named_ranks();
-  const auto cause = std::ranges::find_if(ranks_, [&](const auto& spawned) {
-    return cause_of(spawned, named) == Cause::named;
-  });
-  return cause == ranks_.end() ? failure : &*cause;
+  return first;
+}
+
+std::optional<WorkerFailure> SpawnProcesses::await_cause() {
+  const auto deadline = Deadline::after(kCauseTimeout);
+  while (true) {
+    const bool last = running() == 0 || deadline.expired();
+    auto failure = first_failure(/*or_named=*/last);
+    if (last || !failure || !failure->named_by.empty() ||
+        failure->error.kind != FailureKind::echo) {
+      return failure;
+    }
+    wait(deadline, true);
+  }
 }
 
 void SpawnProcesses::stop() {
@@ -380,11 +365,12 @@ bool SpawnProcesses::join(std::optional<milliseconds> timeout) {
   while (true) {
     if (error_) throw SpawnError(*error_);
     reap_ended();
-    if (const SpawnedRank* failure = await_cause()) {
-      const bool was_running = !failure->process.ended() &&
-                               !tells_text(failure->report.told().state);
+    if (const auto failure = await_cause()) {
+      const SpawnedRank& spawned = ranks_[failure->rank];
+      const bool was_running =
+          !spawned.process.ended() && !tells_text(spawned.report.told().state);
       stop();
-      error_ = error_of(*failure, was_running);
+      error_ = error_of(spawned, was_running);
       continue;
     }
     if (running() == 0) return true;

@@ -74,13 +74,14 @@ class SpawnProcesses {
   void signal_all(int signal) const;
   // Ends all processes with SIGKILL. Blocks until the kernel has ended them.
   void kill_all();
-  bool failed(const SpawnedRank& spawned, const NamedRanks& named) const;
-  const SpawnedRank* first_failure() const;
   // Returns what echoes say of the ranks that they name.
   NamedRanks named_ranks() const;
+  // Returns the first failure in the order of comes_before(). `or_named`: a
+  // rank that echoes name counts although it runs.
+  std::optional<WorkerFailure> first_failure(bool or_named) const;
   // Returns the first failure. If that looks like an echo, waits a short time
   // for its cause and returns that, or the rank that the echo names.
-  const SpawnedRank* await_cause();
+  std::optional<WorkerFailure> await_cause();
   void stop();
   // `was_running`: it had not ended when it was stopped.
   SpawnError error_of(const SpawnedRank& spawned, bool was_running) const;

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <stdexcept>
 
-#include "lockstep/base/byte_count.h"
 #include "lockstep/base/no_destructor.h"
 #include "lockstep/base/shared_memory.h"
 

@@ -75,8 +75,9 @@ at::Tensor Metric::reduce() const {
   const at::Tensor own = state_dict();
   const ProcessGroupPtr group = internal::group_if_any(group_);
   if (!group || group->size() == 1) return own;
-  // All ranks have the same kind if and only if the mean of the squares is the
-  // square of the mean. 20 bits keep these sums exact on 2^13 ranks.
+  // An Agreement would be a second collective, so the kind travels with the
+  // sums. All ranks have the same kind if and only if the mean of the squares
+  // is the square of the mean. 20 bits keep these sums exact on 2^13 ranks.
   internal::Digest digest;
   digest.add(kind_);
   const auto kind = static_cast<double>(digest.value() & 0xfffff);

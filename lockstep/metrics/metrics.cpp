@@ -6,7 +6,7 @@
 #include <sstream>
 #include <stdexcept>
 
-namespace lockstep::internal {
+namespace lockstep::metrics {
 namespace {
 
 // LibTorch has hardly any operation on the wider unsigned types.
@@ -24,10 +24,12 @@ bool is_integer(const at::Tensor& tensor) {
   throw std::invalid_argument(text.str());
 }
 
-}  // namespace
-
+// Throws std::invalid_argument, naming `metric`, unless `scores` is
+// [..., classes] of a floating dtype with at least `least` classes, and
+// `target` is [...] of integers on the same device. Returns the number of
+// classes.
 int64_t check_scores(const char* metric, const at::Tensor& scores,
-                     const at::Tensor& target, int64_t least) {
+                     const at::Tensor& target, int64_t least = 1) {
   if (!at::isFloatingType(scores.scalar_type()) || !is_integer(target) ||
       scores.dim() != target.dim() + 1 || scores.device() != target.device() ||
       scores.sizes().slice(0, scores.dim() - 1) != target.sizes()) {
@@ -44,10 +46,13 @@ int64_t check_scores(const char* metric, const at::Tensor& scores,
   return classes;
 }
 
+// Returns whether `predicted` has labels like `target`, and not scores.
 bool has_labels(const at::Tensor& predicted, const at::Tensor& target) {
   return is_integer(predicted) && predicted.dim() == target.dim();
 }
 
+// Throws std::invalid_argument unless both are integers of the same shape on
+// the same device.
 void check_labels(const char* metric, const at::Tensor& predicted,
                   const at::Tensor& target) {
   if (is_integer(predicted) && is_integer(target) &&
@@ -60,8 +65,9 @@ void check_labels(const char* metric, const at::Tensor& predicted,
          "and on one device");
 }
 
-void refuse_labels(const char* metric, double count, const char* allowed,
-                   int64_t ignore_index) {
+// Throws std::invalid_argument: `count` labels of all ranks are not classes.
+[[noreturn]] void refuse_labels(const char* metric, double count,
+                                const char* allowed, int64_t ignore_index) {
   throw std::invalid_argument(
       std::string(metric) + ": " + std::to_string(static_cast<int64_t>(count)) +
       " labels, counted over all ranks, are " + allowed +
@@ -69,9 +75,7 @@ void refuse_labels(const char* metric, double count, const char* allowed,
       std::to_string(ignore_index) + " (ignore_index)");
 }
 
-}  // namespace lockstep::internal
-
-namespace lockstep::metrics {
+}  // namespace
 
 Mean::Mean(const MetricOptions& options)
     : Metric("metrics::Mean::compute()", "Mean", 2, options.group) {}
@@ -142,7 +146,7 @@ Perplexity::Perplexity(const PerplexityOptions& options)
 
 void Perplexity::update(const at::Tensor& logits, const at::Tensor& target) {
   const at::NoGradGuard no_grad;
-  const int64_t classes = internal::check_scores("Perplexity", logits, target);
+  const int64_t classes = check_scores("Perplexity", logits, target);
   // In a narrow dtype ignore_index and the number of classes would wrap.
   const at::Tensor tokens = target.to(at::kLong);
   const at::Tensor counts = tokens != options_.ignore_index;
@@ -178,9 +182,8 @@ double Perplexity::compute() const {
   const at::Tensor sums = reduce();
   const auto* numbers = sums.const_data_ptr<double>();
   if (numbers[kNoToken] > 0) {
-    internal::refuse_labels("Perplexity", numbers[kNoToken],
-                            "not from 0 to the number of logits",
-                            options_.ignore_index);
+    refuse_labels("Perplexity", numbers[kNoToken],
+                  "not from 0 to the number of logits", options_.ignore_index);
   }
   return std::exp(-numbers[kLogLikelihood] / numbers[kTokens]);
 }
@@ -212,12 +215,12 @@ void Accuracy::update(const at::Tensor& predicted, const at::Tensor& target) {
   const at::Tensor labels = target.to(at::kLong);
   const at::Tensor counts = labels != options_.ignore_index;
   at::Tensor right;
-  if (internal::has_labels(predicted, target) && options_.top_k == 1) {
-    internal::check_labels("Accuracy", predicted, target);
+  if (has_labels(predicted, target) && options_.top_k == 1) {
+    check_labels("Accuracy", predicted, target);
     right = predicted == labels;
   } else {
     const int64_t classes =
-        internal::check_scores("Accuracy", predicted, target, options_.top_k);
+        check_scores("Accuracy", predicted, target, options_.top_k);
     const at::Tensor best =
         std::get<1>(predicted.detach().topk(options_.top_k, -1));
     right = (best == labels.unsqueeze(-1)).any(-1);
@@ -231,9 +234,8 @@ double Accuracy::compute() const {
   const at::Tensor sums = reduce();
   const auto* numbers = sums.const_data_ptr<double>();
   if (numbers[kNoClass] > 0) {
-    internal::refuse_labels("Accuracy", numbers[kNoClass],
-                            "not from 0 to the number of scores",
-                            options_.ignore_index);
+    refuse_labels("Accuracy", numbers[kNoClass],
+                  "not from 0 to the number of scores", options_.ignore_index);
   }
   return numbers[kRight] / numbers[kSamples];
 }
@@ -264,11 +266,10 @@ void ConfusionMatrix::update(const at::Tensor& predicted,
   const at::NoGradGuard no_grad;
   const int64_t classes = options_.num_classes;
   at::Tensor labels = predicted;
-  if (internal::has_labels(predicted, target)) {
-    internal::check_labels("ConfusionMatrix", predicted, target);
+  if (has_labels(predicted, target)) {
+    check_labels("ConfusionMatrix", predicted, target);
   } else {
-    const int64_t given =
-        internal::check_scores("ConfusionMatrix", predicted, target);
+    const int64_t given = check_scores("ConfusionMatrix", predicted, target);
     if (given != classes) {
       throw std::invalid_argument(
           "ConfusionMatrix: the scores have " + std::to_string(given) +
@@ -295,8 +296,8 @@ at::Tensor ConfusionMatrix::compute() const {
   const int64_t classes = options_.num_classes;
   const double refused = sums[classes * classes].item<double>();
   if (refused > 0) {
-    internal::refuse_labels("ConfusionMatrix", refused,
-                            "not from 0 to num_classes", options_.ignore_index);
+    refuse_labels("ConfusionMatrix", refused, "not from 0 to num_classes",
+                  options_.ignore_index);
   }
   return sums.narrow(0, 0, classes * classes)
       .to(at::kLong)

@@ -4,32 +4,8 @@
 
 #include <cstdint>
 
+#include "lockstep/base/required.h"
 #include "lockstep/metrics/metric.h"
-
-namespace lockstep::internal {
-
-// The arguments of classification metrics.
-
-// Throws std::invalid_argument, naming `metric`, unless `scores` is
-// [..., classes] of a floating dtype with at least `least` classes, and
-// `target` is [...] of integers on the same device. Returns the number of
-// classes.
-int64_t check_scores(const char* metric, const at::Tensor& scores,
-                     const at::Tensor& target, int64_t least = 1);
-
-// Returns whether `predicted` has labels like `target`, and not scores.
-bool has_labels(const at::Tensor& predicted, const at::Tensor& target);
-
-// Throws std::invalid_argument unless both are integers of the same shape on
-// the same device.
-void check_labels(const char* metric, const at::Tensor& predicted,
-                  const at::Tensor& target);
-
-// Throws std::invalid_argument: `count` labels of all ranks are not classes.
-[[noreturn]] void refuse_labels(const char* metric, double count,
-                                const char* allowed, int64_t ignore_index);
-
-}  // namespace lockstep::internal
 
 namespace lockstep::metrics {
 
@@ -133,8 +109,8 @@ class Accuracy final : public Metric {
 };
 
 struct ConfusionMatrixOptions {
-  // 1 or more. Required.
-  int64_t num_classes{0};
+  // From 1 to 30000.
+  Required<int64_t> num_classes;
 
   // Samples with this target do not count.
   int64_t ignore_index{-100};
@@ -147,7 +123,7 @@ struct ConfusionMatrixOptions {
 // which compute() sends. metric.h says what holds for all metrics.
 class ConfusionMatrix final : public Metric {
  public:
-  // Throws std::invalid_argument unless num_classes is from 1 to 30000.
+  // Throws std::invalid_argument if num_classes is out of range.
   explicit ConfusionMatrix(const ConfusionMatrixOptions& options);
 
   // `predicted`: scores [..., num_classes] of a floating dtype, of which the

@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/process_mark.h"
-#include "lockstep/base/quiet_thread.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/base/signals.h"
 
 namespace lockstep::internal {
 namespace {

@@ -25,8 +25,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/log_names.h"
-#include "lockstep/observe/log_rank.h"
-#include "lockstep/worker/training_summary.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

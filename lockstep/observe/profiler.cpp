@@ -18,7 +18,7 @@
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/kineto_trace.h"
-#include "lockstep/observe/log_rank.h"
+#include "lockstep/observe/log_names.h"
 #include "lockstep/observe/recorded_spans.h"
 #include "lockstep/observe/trace_metadata.h"
 #include "lockstep/trace/span.h"

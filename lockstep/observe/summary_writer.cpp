@@ -18,15 +18,14 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/host_name.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/event.h"
 #include "lockstep/observe/histogram.h"
 #include "lockstep/observe/log_names.h"
-#include "lockstep/observe/log_rank.h"
 #include "lockstep/observe/png_encoder.h"
-#include "lockstep/worker/training_summary.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
 namespace {

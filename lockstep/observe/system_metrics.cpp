@@ -14,9 +14,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/observe/log_names.h"
-#include "lockstep/worker/gpu_usage.h"
+#include "lockstep/worker/nvml.h"
 
 namespace lockstep {
 namespace {

@@ -9,10 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "lockstep/base/host_name.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/point_to_point.h"
-#include "lockstep/observe/log_rank.h"
+#include "lockstep/observe/log_names.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
@@ -25,16 +26,15 @@ constexpr int kTag = kMaxTag - 19;
 
 }  // namespace
 
-int64_t trace_clock() { return c10::getTime(); }
-
-ClockOffset measure_clock_offset(const ProcessGroupPtr& group,
-                                 const std::function<int64_t()>& clock) {
+ClockOffset measure_clock_offset(const ProcessGroupPtr& group) {
   const UserFunction function("Profiler");
   const at::RecordFunctionGuard unseen(/*is_enabled=*/false);
   const at::NoGradGuard no_grad;
   const auto device = group->control_device();
   // In a dry run the peers do not exist, and nor do their clocks.
-  if (group->backend(device.type()).getBackendName() == "fake") return {};
+  if (inside(group).backend(device.type()).getBackendName() == "fake") {
+    return {};
+  }
   const PointToPointOptions options{.group = group,
                                     .tag = device.is_cpu() ? kTag : 0};
   auto message = at::zeros({1}, at::TensorOptions(at::kLong).device(device));
@@ -45,7 +45,7 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group,
         recv(message, global, options);
         // On a GPU the message may still be on its way.
         if (!device.is_cpu()) (void)message.item<int64_t>();
-        message.fill_(clock());
+        message.fill_(c10::getTime());  // as Kineto writes times
         send(message, global, options);
       }
     }
@@ -55,11 +55,11 @@ ClockOffset measure_clock_offset(const ProcessGroupPtr& group,
   ClockOffset best{.offset_ns = 0,
                    .uncertainty_ns = std::numeric_limits<int64_t>::max()};
   for (int i = 0; i < kRoundTrips; ++i) {
-    const int64_t asked = clock();
+    const int64_t asked = c10::getTime();
     send(message, first, options);
     recv(message, first, options);
     const auto answer = message.item<int64_t>();
-    const int64_t answered = clock();
+    const int64_t answered = c10::getTime();
     // Rounded up, so that the bound holds.
     const int64_t uncertainty = (answered - asked + 1) / 2;
     if (uncertainty >= best.uncertainty_ns) continue;

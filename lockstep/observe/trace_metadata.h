@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "lockstep/comm/process_group.h"
@@ -16,9 +15,6 @@ struct ClockOffset {
   int64_t uncertainty_ns = 0;
 };
 
-// Returns nanoseconds since 1970 of the clock by which Kineto writes times.
-int64_t trace_clock();
-
 // Measures the offset by messages between rank 0 and each other rank, one after
 // the other. Of several round trips the fastest counts: rank 0's answer was
 // given at some time between question and answer, so the error is at most half
@@ -26,10 +22,8 @@ int64_t trace_clock();
 // Distributed Computing 3, 1989).
 //
 // Collective; the errors are those of send() and recv(). Profilers see nothing
-// of it. `clock` replaces trace_clock() in tests.
-ClockOffset measure_clock_offset(
-    const ProcessGroupPtr& group,
-    const std::function<int64_t()>& clock = trace_clock);
+// of it.
+ClockOffset measure_clock_offset(const ProcessGroupPtr& group);
 
 // The objects that a trace has beside its events.
 
@@ -43,7 +37,7 @@ std::string distributed_info();
 std::string process_group_config();
 
 // Returns "lockstep" as JSON (profiler.h). `group` may be null;
-// then rank and size are those that log_rank.h names.
+// then rank and size are those that log_names.h names.
 std::string lockstep_info(const ProcessGroupPtr& group,
                           const ClockOffset& clock);
 

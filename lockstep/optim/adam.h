@@ -3,16 +3,13 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
-#include <memory>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "lockstep/optim/fused_optimizer.h"
 
-namespace lockstep {
-
-namespace internal {
+namespace lockstep::optim {
 
 // The options of torch.optim.Adam and torch.optim.AdamW (PyTorch
 // documentation). `TorchOptions`: LibTorch's. `decays`: whether weights decay
@@ -49,47 +46,20 @@ struct AdamLikeGroup {
   // Returns the group with all options, those that are not given from
   // `defaults`: for code that takes groups of any optimizer.
   torch::optim::OptimizerParamGroup to_torch(
-      const TorchOptions& defaults) const {
-    auto options = std::make_unique<MeantOptions<TorchOptions>>(defaults);
-    if (lr) options->lr(*lr);
-    if (betas) options->betas(*betas);
-    if (eps) options->eps(*eps);
-    if (weight_decay) options->weight_decay(*weight_decay);
-    if (amsgrad) options->amsgrad(*amsgrad);
-    return {params, std::move(options)};
-  }
+      const TorchOptions& defaults) const;
 };
 
-}  // namespace internal
-
-namespace optim {
-
-using AdamOptions = internal::AdamLikeOptions<torch::optim::AdamOptions, false>;
-using AdamGroup = internal::AdamLikeGroup<torch::optim::AdamOptions>;
-
-}  // namespace optim
-
-namespace internal {
-
-struct AdamTypes {
-  static constexpr const char* kName = "Adam";
-  using Base = torch::optim::Adam;
-  using TorchOptions = torch::optim::AdamOptions;
-  using State = torch::optim::AdamParamState;
-  using Options = optim::AdamOptions;
-  using Group = optim::AdamGroup;
-};
-
-}  // namespace internal
-
-namespace optim {
+using AdamOptions = AdamLikeOptions<torch::optim::AdamOptions, false>;
+using AdamGroup = AdamLikeGroup<torch::optim::AdamOptions>;
+using AdamWOptions = AdamLikeOptions<torch::optim::AdamWOptions, true>;
+using AdamWGroup = AdamLikeGroup<torch::optim::AdamWOptions>;
 
 // torch::optim::Adam with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
 // torch.optim.Adam(fused=True), bit for bit.
 //
 // AdamW lists what holds for all optimizers of this folder.
-class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
+class Adam : public FusedOptimizer<torch::optim::Adam, AdamOptions, AdamGroup> {
  public:
   using FusedOptimizer::FusedOptimizer;
   template <class = void>
@@ -97,27 +67,6 @@ class Adam : public internal::FusedOptimizer<internal::AdamTypes> {
       const std::vector<at::Tensor>&, ...) = delete;
   at::Tensor step(LossClosure closure = nullptr) override;
 };
-
-using AdamWOptions =
-    internal::AdamLikeOptions<torch::optim::AdamWOptions, true>;
-using AdamWGroup = internal::AdamLikeGroup<torch::optim::AdamWOptions>;
-
-}  // namespace optim
-
-namespace internal {
-
-struct AdamWTypes {
-  static constexpr const char* kName = "AdamW";
-  using Base = torch::optim::AdamW;
-  using TorchOptions = torch::optim::AdamWOptions;
-  using State = torch::optim::AdamWParamState;
-  using Options = optim::AdamWOptions;
-  using Group = optim::AdamWGroup;
-};
-
-}  // namespace internal
-
-namespace optim {
 
 // torch::optim::AdamW with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
@@ -163,7 +112,8 @@ namespace optim {
 //
 // The constructor throws c10::Error for options that make no sense, as LibTorch
 // does. Threads: one at a time.
-class AdamW : public internal::FusedOptimizer<internal::AdamWTypes> {
+class AdamW
+    : public FusedOptimizer<torch::optim::AdamW, AdamWOptions, AdamWGroup> {
  public:
   using FusedOptimizer::FusedOptimizer;
   template <class = void>
@@ -172,6 +122,4 @@ class AdamW : public internal::FusedOptimizer<internal::AdamWTypes> {
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-}  // namespace optim
-
-}  // namespace lockstep
+}  // namespace lockstep::optim

@@ -3,39 +3,24 @@
 #include <torch/optim/optimizer.h>
 
 #include <concepts>
-#include <memory>
 #include <utility>
 #include <vector>
 
-#include "lockstep/state/maximize_option.h"
+#include "lockstep/state/optimizer_group.h"
 
-namespace lockstep::internal {
+namespace lockstep::optim {
 
-// Options of a group all of which are meant, as to_torch() of a group of this
-// folder makes them. So are copies of them. Options of LibTorch's do not tell
-// what was set from the defaults of their class.
-template <class TorchOptions>
-class MeantOptions final : public TorchOptions {
- public:
-  explicit MeantOptions(const TorchOptions& options) : TorchOptions(options) {}
-
- private:
-  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
-    return std::make_unique<MeantOptions>(*this);
-  }
-};
-
-// The base of the optimizers of lockstep::optim: LibTorch's class
-// `Types::Base` with options that are members (Options) and groups that give
-// some of them (Group). AdamW lists what holds for all of them.
-template <class Types>
-class FusedOptimizer : public Types::Base, public MaximizeOption {
+// The constructors and groups of SGD, Adam and AdamW: LibTorch's class `Base`
+// with options that are members (OptionsType) and groups that give some of them
+// (GroupType). AdamW lists what holds for all of them.
+template <class Base, class OptionsType, class GroupType>
+class FusedOptimizer : public Base, public internal::MaximizeOption {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
   using ParamGroups = std::vector<OptimizerParamGroup>;
-  using Options = typename Types::Options;
-  using Group = typename Types::Group;
-  using TorchOptions = typename Types::TorchOptions;
+  using Options = OptionsType;
+  using Group = GroupType;
+  using TorchOptions = decltype(Options().to_torch());
 
   explicit FusedOptimizer(std::vector<at::Tensor> parameters,
                           const Options& options = {})
@@ -77,4 +62,4 @@ class FusedOptimizer : public Types::Base, public MaximizeOption {
   bool maximize_;
 };
 
-}  // namespace lockstep::internal
+}  // namespace lockstep::optim

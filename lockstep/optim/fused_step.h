@@ -1,15 +1,17 @@
 #pragma once
 
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
 #include <torch/optim/sgd.h>
 
 #include <cstddef>
 #include <memory>
+#include <type_traits>
 #include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "lockstep/optim/fused_optimizer.h"
 #include "lockstep/trace/span.h"
 
 // The code that the optimizers of this folder share. Internal to the folder.
@@ -84,40 +86,26 @@ void warn_of_unset(const char* optimizer, const OptionNumbers& given,
                                  const torch::optim::OptimizerOptions& given,
                                  const std::type_info& allowed);
 
-// Throws std::invalid_argument if a group has options of another optimizer.
-template <class Types>
-void check_options(const ParamGroups& groups) {
-  using TorchOptions = typename Types::TorchOptions;
-  for (const auto& group : groups) {
-    if (!group.has_options() ||
-        dynamic_cast<const TorchOptions*>(&group.options())) {
-      continue;
-    }
-    refuse_options(Types::kName, group.options(), typeid(TorchOptions));
-  }
-}
+// Options of a group all of which are meant, as to_torch() of a group of this
+// folder makes them. So are copies of them. Options of LibTorch's do not tell
+// what was set from the defaults of their class.
+template <class TorchOptions>
+class MeantOptions final : public TorchOptions {
+ public:
+  explicit MeantOptions(const TorchOptions& options) : TorchOptions(options) {}
 
-// Gives the last of `groups`, which LibTorch has made from `given`, the options
-// that were given. LibTorch 2.13 replaces each of them that equals the default
-// of its class by the one in `defaults`.
-template <class Types>
-void keep_options(const ParamGroups& given,
-                  const typename Types::TorchOptions& defaults,
-                  ParamGroups& groups) {
-  using TorchOptions = typename Types::TorchOptions;
-  using Meant = MeantOptions<TorchOptions>;
-  auto group = groups.end() - static_cast<std::ptrdiff_t>(given.size());
-  for (const auto& each : given) {
-    auto& kept = *group++;
-    if (!each.has_options()) continue;
-    const auto& options = static_cast<const TorchOptions&>(each.options());
-    if (!dynamic_cast<const Meant*>(&options)) {
-      warn_of_unset(Types::kName, numbers_of(options),
-                    numbers_of(TorchOptions(1e-3)), numbers_of(defaults));
-    }
-    kept.set_options(std::make_unique<Meant>(options));
+ private:
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<MeantOptions>(*this);
   }
-}
+};
+
+// The optimizer's name, for errors.
+template <class TorchOptions>
+constexpr const char* kOptimizerName =
+    std::is_same_v<TorchOptions, torch::optim::AdamOptions>    ? "Adam"
+    : std::is_same_v<TorchOptions, torch::optim::AdamWOptions> ? "AdamW"
+                                                               : "SGD";
 
 // Returns the closure's result, computed with autograd enabled; an undefined
 // tensor without a closure.
@@ -138,18 +126,16 @@ class StepTensors {
 
 // Adam and AdamW differ only in the types of LibTorch's classes and in the
 // kernel. Returns the closure's loss.
-template <class Types, class Kernel>
+template <class TorchOptions, class State, class Kernel>
 at::Tensor step_adam(const torch::optim::Optimizer::LossClosure& closure,
                      ParamGroups& groups, States& states, bool maximize,
                      Kernel kernel) {
-  using State = typename Types::State;
-  constexpr const char* name = Types::kName;
+  constexpr const char* name = kOptimizerName<TorchOptions>;
   const at::Tensor loss = loss_of(closure);
   const Span span("optim", "step");
   const at::NoGradGuard no_grad;
   for (auto& group : groups) {
-    const auto& options =
-        static_cast<const typename Types::TorchOptions&>(group.options());
+    const auto& options = static_cast<const TorchOptions&>(group.options());
     const auto [beta1, beta2] = options.betas();
     for (const FusedBatch& batch : fused_batches(name, group.params())) {
       // If memory runs out, or the kernel throws, the step can be made again:
@@ -202,26 +188,6 @@ at::Tensor step_adam(const torch::optim::Optimizer::LossClosure& closure,
     }
   }
   return loss;
-}
-
-template <class Types>
-FusedOptimizer<Types>::FusedOptimizer(const ParamGroups& groups,
-                                      const TorchOptions& options,
-                                      bool maximize)
-    : Types::Base(
-          (check_options<Types>(groups), distinct_groups(Types::kName, groups)),
-          options),
-      maximize_(maximize) {
-  keep_options<Types>(groups, options, this->param_groups_);
-}
-
-template <class Types>
-void FusedOptimizer<Types>::add_param_group(const OptimizerParamGroup& group) {
-  const auto& defaults = static_cast<TorchOptions&>(*this->defaults_);
-  check_options<Types>({group});
-  Types::Base::add_param_group(
-      distinct_groups(Types::kName, {group}, this->param_groups_).front());
-  keep_options<Types>({group}, defaults, this->param_groups_);
 }
 
 }  // namespace lockstep::internal

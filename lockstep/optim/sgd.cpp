@@ -8,8 +8,6 @@
 #include "lockstep/optim/fused_step.h"
 #include "lockstep/trace/span.h"
 
-template class lockstep::internal::FusedOptimizer<lockstep::internal::SGDTypes>;
-
 namespace lockstep::optim {
 namespace {
 

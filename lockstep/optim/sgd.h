@@ -7,8 +7,7 @@
 
 #include "lockstep/optim/fused_optimizer.h"
 
-namespace lockstep {
-namespace optim {
+namespace lockstep::optim {
 
 // The options of torch.optim.SGD (PyTorch documentation).
 struct SGDOptions {
@@ -38,22 +37,6 @@ struct SGDGroup {
       const torch::optim::SGDOptions& defaults) const;
 };
 
-}  // namespace optim
-
-namespace internal {
-
-struct SGDTypes {
-  static constexpr const char* kName = "SGD";
-  using Base = torch::optim::SGD;
-  using TorchOptions = torch::optim::SGDOptions;
-  using Options = optim::SGDOptions;
-  using Group = optim::SGDGroup;
-};
-
-}  // namespace internal
-
-namespace optim {
-
 // torch::optim::SGD with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its momentum; the C++ original makes one pass for each term.
 // The numbers are those of Python's torch.optim.SGD(fused=True), bit for bit;
@@ -61,7 +44,7 @@ namespace optim {
 // 2.13 steps wrongly, they are those of SGD(fused=False).
 //
 // AdamW lists what holds for all optimizers of this folder.
-class SGD : public internal::FusedOptimizer<internal::SGDTypes> {
+class SGD : public FusedOptimizer<torch::optim::SGD, SGDOptions, SGDGroup> {
  public:
   using FusedOptimizer::FusedOptimizer;
   template <class = void>
@@ -70,5 +53,4 @@ class SGD : public internal::FusedOptimizer<internal::SGDTypes> {
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-}  // namespace optim
-}  // namespace lockstep
+}  // namespace lockstep::optim

@@ -20,10 +20,9 @@
 #include <system_error>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
-#include "lockstep/base/host_name.h"
-#include "lockstep/base/signal_list.h"
-#include "lockstep/base/steady_ns.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/worker/rank_environment.h"
 
 namespace lockstep::internal {

@@ -20,7 +20,7 @@ namespace lockstep::internal {
 // is made when a record is written; its parents are not.
 //
 // SIGUSR1 writes the record, unless the program handles or ignores the signal,
-// the launcher ends the job with it (signal_list.h), LOCKSTEP_FLIGHT_SIGNAL is
+// the launcher ends the job with it (signals.h), LOCKSTEP_FLIGHT_SIGNAL is
 // 0, or nothing is recorded. Throws
 // std::invalid_argument if an environment variable has a value that is not
 // allowed, or the file's path is too long. May be called again, but not by two

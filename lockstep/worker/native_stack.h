@@ -1,6 +1,11 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <algorithm>
 #include <array>
+#include <charconv>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -66,5 +71,53 @@ std::vector<std::string> folded_frames(const std::vector<std::string>& frames);
 // frames further in". All frames, folded, if none is of the program.
 std::vector<std::string> shown_frames(const std::vector<std::string>& frames,
                                       size_t most);
+
+// A text of at most kBytes that a signal handler can build; more is cut off.
+template <size_t kBytes>
+class HandlerText {
+ public:
+  void add(std::string_view text) {
+    const size_t count = std::min(text.size(), kBytes - size_);
+    std::copy_n(text.begin(), count, bytes_.begin() + size_);
+    size_ += count;
+  }
+  template <class Integer>
+  void add_number(Integer value, int base = 10) {
+    std::array<char, 24> digits;
+    const auto end =
+        std::to_chars(digits.data(), digits.data() + digits.size(), value, base)
+            .ptr;
+    add({digits.data(), static_cast<size_t>(end - digits.data())});
+  }
+  std::string_view view() const { return {bytes_.data(), size_}; }
+
+ private:
+  std::array<char, kBytes> bytes_;
+  size_t size_ = 0;
+};
+
+struct ThreadStack {
+  pid_t thread = 0;
+  std::string name{};                 // of the thread, as `ps -L` shows it
+  std::vector<std::string> frames{};  // frame_line(), the innermost first
+  std::string missing{};  // why there are no frames; empty if there are
+};
+
+// Returns the stacks of all threads of this process but the calling one, which
+// runs no user's code. Each thread writes down its own stack in a handler of
+// the signal stack_signal(); a thread that does not within 200 ms, because it
+// blocks the signal or is stuck in the kernel, has no frames.
+//
+// A system call that the signal interrupts is restarted, or fails with EINTR,
+// as signal(7) says. The handler is installed only during the call. If the
+// program handles the signal itself, no thread has frames. Any thread; one at a
+// time.
+std::vector<ThreadStack> thread_stacks();
+
+int stack_signal();  // SIGRTMAX - 4
+
+// Returns the stacks as a JSON list of objects with "thread", "name", "frames"
+// and "missing".
+std::string to_json(const std::vector<ThreadStack>& stacks);
 
 }  // namespace lockstep::internal

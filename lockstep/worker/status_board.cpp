@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/futex.h"
-#include "lockstep/base/steady_ns.h"
 
 namespace lockstep::internal {
 namespace {

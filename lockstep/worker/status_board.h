@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/shared_memory.h"
@@ -37,7 +39,7 @@ struct RankStatus {
   int32_t pid = 0;
   int32_t rank = 0;  // in the default group
   int64_t published_ns = 0;
-  // These four are those of base/training_counters.h.
+  // These four are those of training_counters.h.
   int64_t steps = 0;
   int64_t last_step_ns = 0;
   int64_t samples = 0;
@@ -67,7 +69,7 @@ struct RankStatus {
   // The last request of stacks (StatusBoard::ask_stacks()) that this rank has
   // answered.
   int32_t stacks = 0;
-  // The rank's GpuUsage (base/gpu_usage.h), about once a second. gpus is 0 if
+  // The rank's GpuUsage (worker/nvml.h), about once a second. gpus is 0 if
   // nothing is known, and each other figure -1.
   int32_t gpus = 0;
   int32_t gpu_celsius = -1;
@@ -173,5 +175,23 @@ class StatusBoard {
   SharedMemory memory_;
   int places_;
 };
+
+// One rank, and which share of its time it was in operations: 0 to 1.
+struct RankShare {
+  double comm_share;
+  int rank;
+};
+
+// Returns the rank for which the others wait: in operations it is for a share
+// of its time that is at least a tenth smaller than that of each other rank.
+// Returns nothing if there is no such rank.
+inline std::optional<int> slowest_rank(std::vector<RankShare> ranks) {
+  constexpr double kSmaller = 0.1;
+  if (ranks.size() < 2) return std::nullopt;
+  std::ranges::partial_sort(ranks, ranks.begin() + 2, {},
+                            &RankShare::comm_share);
+  if (ranks[1].comm_share - ranks[0].comm_share < kSmaller) return std::nullopt;
+  return ranks[0].rank;
+}
 
 }  // namespace lockstep::internal

@@ -20,14 +20,13 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/quiet_thread.h"
-#include "lockstep/base/steady_ns.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/trace/flight_recorder.h"
 #include "lockstep/worker/flight_dump.h"
-#include "lockstep/worker/gpu_usage.h"
+#include "lockstep/worker/native_stack.h"
+#include "lockstep/worker/nvml.h"
 #include "lockstep/worker/profile_on_demand.h"
-#include "lockstep/worker/slowest_rank.h"
-#include "lockstep/worker/thread_stacks.h"
+#include "lockstep/worker/status_board.h"
 #include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {

@@ -99,8 +99,4 @@ void StopSignals::notice(int signal) noexcept {
   all_caught[static_cast<size_t>(signal)].has_come = true;
 }
 
-void StopSignals::forget() {
-  for (Caught& caught : all_caught) caught.has_come = false;
-}
-
 }  // namespace lockstep::internal

@@ -32,9 +32,6 @@ class StopSignals {
   // signal handler may call it.
   static void notice(int signal) noexcept;
 
-  // Forgets all signals that have come; for tests.
-  static void forget();
-
  private:
   std::vector<int> signals_;
   std::vector<int> caught_;

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/process_mark.h"
 #include "lockstep/worker/worker_call.h"
 
 namespace lockstep::internal {

@@ -1,4 +1,3 @@
-#include "lockstep/amp/grad_scaler_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -30,5 +30,10 @@ TEST(Deadline, TheLongestTimeoutsNeverPass) {
   }
 }
 
+TEST(Deadline, TimesAreWrittenInSeconds) {
+  EXPECT_EQ(seconds_text(milliseconds(500)), "0.5 s");
+  EXPECT_EQ(seconds_text(milliseconds(30'000)), "30 s");
+}
+
 }  // namespace
 }  // namespace lockstep::internal

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <stdexcept>
@@ -39,6 +41,32 @@ TEST(Environment, ParseIntTakesAllOfTheText) {
        {"", " 3", "3 ", "3x", "0x3", "3.0", "three", "99999999999999999999"}) {
     EXPECT_THROW(parse_int("it", text, -10, 10), std::invalid_argument) << text;
   }
+}
+
+TEST(RandomDigits, AreAsManyAsAskedForAndNeverTheSame) {
+  EXPECT_EQ(random_digits(0), "");
+  EXPECT_THAT(random_digits(512), testing::MatchesRegex("[0-9a-f]{512}"));
+  EXPECT_NE(random_digits(32), random_digits(32));
+}
+
+// Returns what `look` returns in a child that is forked now.
+template <class Look>
+bool in_child(const Look& look) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(look() ? 1 : 0);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WEXITSTATUS(status) == 1;
+}
+
+TEST(ProcessMark, IsForeignInEveryChildThatWasForkedLater) {
+  const ProcessMark mark;
+  EXPECT_FALSE(mark.is_foreign());
+  EXPECT_TRUE(in_child([&] { return mark.is_foreign(); }));
+  EXPECT_TRUE(
+      in_child([&] { return in_child([&] { return mark.is_foreign(); }); }));
+  EXPECT_FALSE(in_child([] { return ProcessMark().is_foreign(); }));
+  EXPECT_FALSE(mark.is_foreign());
 }
 
 }  // namespace

@@ -27,7 +27,11 @@ TEST(ShownText, OnlyWhatIsShownStays) {
   // Bytes that are not UTF-8: cut, too long, above the last character.
   EXPECT_EQ(shown_text("\xE2\x82"), "  ");
   EXPECT_EQ(shown_text("\xC0\xAF"), "  ");
+  EXPECT_EQ(shown_text("\xE0\x80\xAF"), "   ");
+  EXPECT_EQ(shown_text("\xF0\x8F\xBF\xBF"), "    ");
   EXPECT_EQ(shown_text("\xF5\x80\x80\x80"), "    ");
+  EXPECT_EQ(shown_text("\xF4\x90\x80\x80"), "    ");
+  EXPECT_EQ(shown_text("\xED\xA0\x80"), "   ");  // half of a pair of UTF-16
   EXPECT_EQ(shown_line("a\nb\tc"), "a b c");
 }
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/temporary_folder.h"

@@ -1,6 +1,6 @@
 // Tests what a process learns of its use of GPUs, from a library that stands
 // for NVIDIA's.
-#include "lockstep/worker/gpu_usage.h"
+#include "lockstep/worker/nvml.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>

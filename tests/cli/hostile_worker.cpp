@@ -23,8 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/watch/agent_socket.h"
 #include "lockstep/launch/watch/job_status.h"
 #include "lockstep/worker/status_board.h"

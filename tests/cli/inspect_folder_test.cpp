@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "tests/checkpoint/sharded/written_folder.h"

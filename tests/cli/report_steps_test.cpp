@@ -7,7 +7,6 @@
 #include <random>
 
 #include "lockstep/cli/report/step_time.h"
-#include "lockstep/cli/report/straggler.h"
 #include "lockstep/cli/report/trace_events.h"
 
 namespace lockstep::internal::testing {

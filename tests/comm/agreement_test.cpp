@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr AgreementOptions kWays[] = {{.way = AgreementWay::collectives},
-                                      {.way = AgreementWay::store}};
+constexpr AgreementOptions kWays[] = {
+    {.way = AgreementWay::collectives},
+    {.way = AgreementWay::store},
+    {.way = AgreementWay::store_before_error}};
 
 WORLD_TEST(Agreement, RanksThatHoldTheSameAgree, 1, 2, 3) {
   auto group = init_process_group();
@@ -107,6 +110,21 @@ WORLD_TEST(Agreement, ARankWithoutATextIsNotCompared, 3) {
               "the ranks of the group differ in weight: [2] on rank 1, [3] on "
               "rank 2");
   }
+}
+
+// As a rank of Python beside ranks of Lockstep whose models differ.
+WORLD_TEST(Agreement, BeforeAnErrorARankThatDoesNotComeIsNotCompared, 3) {
+  auto group = init_process_group();
+  barrier();
+  if (world.rank > 0) {
+    Agreement agreement(group, {.way = AgreementWay::store_before_error,
+                                .timeout = std::chrono::seconds(2)});
+    agreement.hold("weight", world.rank == 1 ? "[2]" : "[3]");
+    EXPECT_EQ(agreement.compare()->words(),
+              "the ranks of the group differ in weight: [2] on rank 1, [3] on "
+              "rank 2");
+  }
+  barrier();
 }
 
 WORLD_TEST(Agreement, AFailureOfOneRankEndsAll, 1, 2, 3) {

@@ -110,9 +110,9 @@ WORLD_TEST(FlightHooks, FailedCallIsRecordedAndItsErrorNamesTheFile, 2) {
                 ThrowsMessage<c10::DistBackendError>(HasSubstr(
                     "; flight record: " + (world.folder / "flight").string())));
     EXPECT_EQ(last_record(*inside(group).flight()).state, FlightState::failed);
-    group->store()->set("failed", std::vector<uint8_t>{1});
+    inside(group).store()->set("failed", std::vector<uint8_t>{1});
   } else {
-    group->store()->wait({"failed"}, seconds(30));
+    inside(group).store()->wait({"failed"}, seconds(30));
   }
 }
 

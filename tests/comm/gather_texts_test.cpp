@@ -5,12 +5,14 @@
 
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/last_words.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/watched_store.h"
 
@@ -136,6 +138,37 @@ TEST(GatherTexts, ARankThatGivesUpMeanwhileEndsTheWait) {
   EXPECT_THAT([&] { gathered(*mine, 1, "one", deadline); },
               ThrowsMessage<PeerGone>(HasSubstr("rank 0 gave up: no memory")));
   EXPECT_FALSE(deadline.expired());
+}
+
+TEST(PollStore, AsksOnceMoreWhenTheTimeIsOver) {
+  int asked = 0;
+  const auto never = Deadline::after(milliseconds(0));
+  EXPECT_TRUE(poll_store(never, [&] { return ++asked == 1; }));
+  EXPECT_FALSE(poll_store(never, [&] { return ++asked == 1; }));
+  EXPECT_EQ(asked, 2);
+}
+
+TEST(LastWords, OfTheFirstRankCount) {
+  c10d::HashStore store;
+  const LastWords words(store, "words");
+  EXPECT_EQ(words.heard(), std::nullopt);
+  EXPECT_EQ(words.say("rank 0 failed"), "rank 0 failed");
+  EXPECT_EQ(words.say("rank 1 failed"), "rank 0 failed");
+  EXPECT_EQ(words.heard(), "rank 0 failed");
+}
+
+TEST(LastWords, AreAwaitedUntilAllKnowThemButNotForEver) {
+  c10d::HashStore store;
+  const LastWords words(store, "words");
+  auto reader = std::async(std::launch::async, [&] {
+    while (!words.heard()) std::this_thread::yield();
+  });
+  words.say("rank 0 failed");
+  words.await_heard(2);
+  EXPECT_EQ(store.add("words/told", 0), 2);
+  reader.get();
+  words.await_heard(3);
+  EXPECT_EQ(store.add("words/told", 0), 2);
 }
 
 }  // namespace

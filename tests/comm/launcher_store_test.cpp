@@ -31,17 +31,13 @@ class LauncherStores : public ::testing::Test {
   std::optional<WorkerStoreService> service_{std::in_place, name_, 0, nullptr};
 };
 
-std::string text_in(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
-}
-
 // The results of each call that a caller sees.
 std::vector<std::string> play(c10d::Store& store) {
   std::vector<std::string> seen;
   const auto see = [&](const std::string& what) { seen.push_back(what); };
   const std::vector<uint8_t> bytes{0, 'b', 255};
   store.set("bytes", bytes);
-  see(text_in(store.get("bytes")));
+  see(store.get_to_str("bytes"));
   store.set("text", "one");
   store.set("text", "two");
   see(store.get_to_str("text"));
@@ -66,7 +62,9 @@ std::vector<std::string> play(c10d::Store& store) {
   store.append("list", {'b', 'c'});
   see(store.get_to_str("list"));
   store.multiSet({"m1", "m2"}, {{'x'}, {}});
-  for (const auto& value : store.multiGet({"m2", "m1"})) see(text_in(value));
+  for (const auto& value : store.multiGet({"m2", "m1"})) {
+    see({value.begin(), value.end()});
+  }
   see(std::to_string(store.hasExtendedApi()));
   c10d::PrefixStore part("part",
                          c10::intrusive_ptr<c10d::Store>::reclaim_copy(&store));

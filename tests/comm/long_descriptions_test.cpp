@@ -36,7 +36,7 @@ class BoundedStore final : public c10d::FileStore {
 
 WORLD_TEST(ComparedCalls, ALongDescriptionFitsTheLaunchersStore, 2) {
   auto store = c10::make_intrusive<BoundedStore>(
-      (world.folder / "store").string(), world.size);
+      (world.folder / "bounded").string(), world.size);
   auto group = init_process_group("gloo", {.world_size = world.size,
                                            .rank = world.rank,
                                            .store = store,

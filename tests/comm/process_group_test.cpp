@@ -70,7 +70,7 @@ class LateStore final : public c10d::FileStore {
 };
 
 WORLD_TEST(ProcessGroup, IsNotDestroyedBeforeItIsMadeOnEveryRank, 2) {
-  auto store = c10::make_intrusive<LateStore>((world.folder / "store").string(),
+  auto store = c10::make_intrusive<LateStore>((world.folder / "slow").string(),
                                               world.size);
   auto group = init_process_group(
       "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
@@ -197,8 +197,8 @@ WORLD_TEST(ProcessGroup, AContinuationMayAskForTheWorldThatAnExceptionEnds, 3) {
 // A rank that had a file or a given store closed its connections while a peer
 // was still making them.
 WORLD_TEST(ProcessGroup, AGivenStoresRanksAreConnectedWhenOneLeaves, 2, 3) {
-  auto store = c10::make_intrusive<LateStore>((world.folder / "store").string(),
-                                              world.size);
+  auto store = c10::make_intrusive<LateStore>(
+      (world.folder / "connecting").string(), world.size);
   if (world.rank == 1) store->delay = std::chrono::milliseconds(200);
   auto group = init_process_group(
       "gloo", {.world_size = world.size, .rank = world.rank, .store = store});

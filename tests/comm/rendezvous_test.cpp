@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/store_socket.h"
 #include "tests/harness/process_world.h"
@@ -97,9 +98,12 @@ WORLD_TEST(Rendezvous, ByFile, 1, 2, 3) {
   expect_sum_of_ones(world.size);
 }
 
+// A store's file may stay if the ranks destroy the store at the same moment, so
+// each case has a file of its own: rank 1 read in that of the case before that
+// rank 0 had left.
 WORLD_TEST(Rendezvous, ByAGivenStore, 1, 2, 3) {
   auto store = c10::make_intrusive<c10d::FileStore>(
-      (world.folder / "store").string(), world.size);
+      (world.folder / "given").string(), world.size);
   auto group = init_process_group(
       "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
   expect_sum_of_ones(world.size);
@@ -133,7 +137,7 @@ class LauncherStore {
   // them.
   bool is_used_as_python_does() const {
     auto mark = "mark" + std::to_string(marks_++);
-    default_group()->store()->set(mark, std::vector<uint8_t>{1});
+    inside(default_group()).store()->set(mark, std::vector<uint8_t>{1});
     auto python = c10::make_intrusive<c10d::PrefixStore>(
         "lockstep/", c10::make_intrusive<c10d::PrefixStore>(
                          "0/", c10::make_intrusive<c10d::PrefixStore>(

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <utility>
 #include <vector>
@@ -34,12 +35,20 @@ class LateStore : public c10d::HashStore {
   std::string key_;
 };
 
+std::vector<std::string> called_by(int rank,
+                                   c10::intrusive_ptr<c10d::Store> store,
+                                   milliseconds allowed, bool before_error) {
+  GroupInside group("default_pg", rank, {0, 1}, milliseconds(1000),
+                    std::move(store), nullptr, {}, "", /*checks_calls=*/false);
+  return roll_call(group, rank == 0 ? "one" : "two", Deadline::after(allowed),
+                   before_error);
+}
+
 // Rank 0 of two, whose deadline has expired when it asks.
-std::vector<std::string> called(const std::string& key) {
-  GroupInside group("default_pg", /*rank=*/0, {0, 1}, milliseconds(1000),
-                    c10::make_intrusive<LateStore>(key), nullptr, {}, "",
-                    /*checks_calls=*/false);
-  return roll_call(group, "one", Deadline::after(milliseconds(0)));
+std::vector<std::string> called(const std::string& key,
+                                bool before_error = false) {
+  return called_by(0, c10::make_intrusive<LateStore>(key), milliseconds(0),
+                   before_error);
 }
 
 // The roll call failed with " did not come in time", without a rank.
@@ -50,6 +59,23 @@ TEST(RollCall, TheLastRankMayComeAtTheVeryEndOfTheTime) {
 TEST(RollCall, ARankThatDoesNotComeIsNamed) {
   EXPECT_THAT([] { called("elsewhere"); },
               ThrowsMessage<RollCallError>("rank 1 did not come in time"));
+}
+
+TEST(RollCall, BeforeAnErrorTheTextOfAnAbsentRankIsEmpty) {
+  EXPECT_THAT(called("elsewhere", /*before_error=*/true),
+              ElementsAre("one", ""));
+}
+
+TEST(RollCall, BeforeAnErrorNoRankReturnsUntilAllHaveRead) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto call = [&](int rank) {
+    EXPECT_THAT(called_by(rank, store, std::chrono::seconds(60), true),
+                ElementsAre("one", "two"));
+    EXPECT_TRUE(store->check({"roll_call/1/read/0", "roll_call/1/read/1"}));
+  };
+  std::thread other(call, 1);
+  call(0);
+  other.join();
 }
 
 }  // namespace

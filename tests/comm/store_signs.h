@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/process_group.h"
 
 // Orders the actions of a test's ranks without what is under test: one rank
@@ -12,12 +13,12 @@
 namespace lockstep::internal::testing {
 
 inline void tell(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->set(key, std::vector<uint8_t>{1});
+  inside(group).store()->set(key, std::vector<uint8_t>{1});
 }
 
 // Blocks for at most 30 s, then throws c10::DistStoreError.
 inline void await(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->wait({key}, std::chrono::seconds(30));
+  inside(group).store()->wait({key}, std::chrono::seconds(30));
 }
 
 }  // namespace lockstep::internal::testing

@@ -5,7 +5,6 @@
 #include <random>
 #include <string>
 
-#include "lockstep/kernels/target.h"
 #include "tests/kernels/elements.h"
 
 namespace lockstep::internal::kernels {

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/kernels/target.h"
 #include "tests/kernels/elements.h"
 
 namespace lockstep::internal::kernels {

@@ -1,4 +1,3 @@
-#include "lockstep/kernels/target.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

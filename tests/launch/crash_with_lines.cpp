@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "lockstep/worker/crash_handler.h"
+#include "lockstep/worker/error_file.h"
 #include "lockstep/worker/status_publisher.h"
 
 namespace {

@@ -1,4 +1,3 @@
-#include "lockstep/launch/process/numa_binding.h"
 
 #include <gmock/gmock.h>
 #include <stdlib.h>

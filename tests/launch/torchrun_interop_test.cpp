@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "lockstep/launch/process/numa_binding.h"
+#include "lockstep/launch/process/cpu_topology.h"
 #include "tests/launch/fake_system.h"
 #include "tests/launch/launcher.h"
 

@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <fstream>
 
-#include "lockstep/base/number_list.h"
-
 namespace lockstep::internal::testing {
 namespace {
 
@@ -235,25 +233,6 @@ TEST(WorkerFailure, AKilledRankIsNotSaidToHaveThrown) {
   killed.error.message = "SIGABRT";
   EXPECT_EQ(headline(killed),
             "rank 1 failed: killed by SIGABRT (exit code 134)");
-}
-
-TEST(NumberList, IsReadAsItIsWritten) {
-  for (const std::vector<int>& numbers :
-       std::vector<std::vector<int>>{{3},
-                                     {0, 1},
-                                     {0, 2, 4},
-                                     {0, 1, 2},
-                                     {0, 4, 5, 6, 9},
-                                     {7, 8, 9, 11, 12}}) {
-    const std::string text = name_numbers("rank", numbers);
-    std::string_view rest(text);
-    rest.remove_prefix(numbers.size() == 1 ? 5 : 6);
-    EXPECT_EQ(read_numbers(rest), numbers) << text;
-    EXPECT_EQ(rest, "");
-  }
-  EXPECT_EQ(name_numbers("rank", std::vector{0, 2, 4, 5, 6, 7}),
-            "ranks 0, 2 and 4-7");
-  EXPECT_EQ(name_numbers("node", std::vector{1, 2}), "nodes 1 and 2");
 }
 
 }  // namespace

@@ -290,7 +290,8 @@ WORLD_TEST(Metrics, ArgumentsThatDoNotFitAreRefused, 1) {
   expect_refused([&] { mean.update(torch::ones({3}), torch::ones({2})); },
                  "a weight for each value");
   expect_refused([&] { metrics::Accuracy({.top_k = 0}); }, "top_k is 0");
-  expect_refused([&] { metrics::ConfusionMatrix({}); }, "num_classes is 0");
+  expect_refused([&] { metrics::ConfusionMatrix({.num_classes = 0}); },
+                 "num_classes is 0");
   // Nothing was counted.
   EXPECT_TRUE(std::isnan(accuracy.compute()));
   EXPECT_TRUE(std::isnan(mean.compute()));

@@ -409,14 +409,15 @@ WORLD_TEST(Profiler, EveryPartOfATrainingHasItsSpansAndThePageNamesThem, 2) {
 WORLD_TEST(ClockOffset, LiesWithinItsUncertainty, 1, 2, 3) {
   auto group = init_process_group();
   const int64_t shift = 5 * kSecond * world.rank;
+  clock_shift_s = 5 * world.rank;
   ClockOffset best{.uncertainty_ns = std::numeric_limits<int64_t>::max()};
   for (int i = 0; i < 5; ++i) {
-    const auto measured =
-        measure_clock_offset(group, [&] { return trace_clock() + shift; });
+    const auto measured = measure_clock_offset(group);
     // The ranks have one clock, so this holds however busy the machine is.
     EXPECT_LE(std::abs(measured.offset_ns + shift), measured.uncertainty_ns);
     if (measured.uncertainty_ns < best.uncertainty_ns) best = measured;
   }
+  clock_shift_s = 0;
   EXPECT_LE(std::abs(best.offset_ns + shift), kMillisecond);
   if (world.rank == 0) {
     EXPECT_EQ(best.offset_ns, 0);

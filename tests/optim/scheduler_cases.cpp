@@ -11,8 +11,7 @@ using torch::optim::OptimizerParamGroup;
 template <class Options>
 std::function<Scheduled(torch::optim::Optimizer&)> of(Options options) {
   return [options](torch::optim::Optimizer& optimizer) {
-    auto made =
-        std::make_unique<typename Options::Scheduler>(optimizer, options);
+    auto made = std::make_unique<SchedulerWith<Options>>(optimizer, options);
     auto* scheduler = made.get();
     return Scheduled{std::move(made), [=](int) { scheduler->step(); },
                      [=] { return scheduler->get_last_lr(); }};
@@ -49,7 +48,8 @@ std::vector<SchedulerCase> make_cases() {
        10},
       {"multi_step", false,
        of(MultiStepLROptions{.milestones = {30, 5, 30, 50}, .gamma = 0.3})},
-      {"multi_step_empty", false, of(MultiStepLROptions{})},
+      {"multi_step_empty", false,
+       of(MultiStepLROptions{.milestones = std::vector<int64_t>()})},
       {"constant", false, of(ConstantLROptions{})},
       {"constant_long", false,
        of(ConstantLROptions{.factor = 0.3, .total_iters = 40})},

@@ -220,7 +220,7 @@ TEST(Schedulers, AHostileStateDoesNoHarm) {
   }
   restarts.load_state_dict(state);
   for (int step = 0; step < 5; ++step) restarts.step();
-  MultiStepLR steps(*trained.optimizer, {});
+  MultiStepLR steps(*trained.optimizer, {.milestones = std::vector<int64_t>()});
   auto counter = *steps.state_dict().as<StateTree::Dict>();
   counter.set("milestones",
               StateTree::Counter{{1, std::numeric_limits<int64_t>::min()}});
@@ -233,41 +233,42 @@ TEST(Schedulers, OptionsThatMakeNoSenseAreRefusedAndNothingChanged) {
   auto& o = *trained.optimizer;
   const auto before = trained.rates();
   const auto momenta = trained.momenta();
+  const std::vector<Schedule> none;
   const std::pair<std::function<void()>, const char*> mistakes[]{
-      {[&] { StepLR(o, {}); }, "StepLR: step_size is 0"},
+      {[&] { StepLR(o, {.step_size = 0}); }, "StepLR: step_size is 0"},
       {[&] { ConstantLR(o, {.factor = 0}); }, "factor is 0.0"},
       {[&] { ConstantLR(o, {.factor = 1.5}); }, "factor is 1.5"},
       {[&] { LinearLR(o, {.start_factor = 0}); }, "start_factor is 0.0"},
       {[&] { LinearLR(o, {.end_factor = 2}); }, "end_factor is 2.0"},
-      {[&] { ExponentialLR(o, {}); }, "gamma is not given"},
-      {[&] { CosineAnnealingLR(o, {}); }, "T_max is 0"},
-      {[&] { CosineAnnealingWarmRestarts(o, {}); }, "T_0 is 0"},
+      {[&] { CosineAnnealingLR(o, {.T_max = 0}); }, "T_max is 0"},
+      {[&] { CosineAnnealingWarmRestarts(o, {.T_0 = 0}); }, "T_0 is 0"},
       {[&] { CosineAnnealingWarmRestarts(o, {.T_0 = 1, .T_mult = 0}); },
        "T_mult 0"},
-      {[&] { OneCycleLR(o, {.total_steps = 5}); },
-       "OneCycleLR: max_lr is not given"},
       {[&] { OneCycleLR(o, {.max_lr = 1}); }, "total_steps is 0, epochs 0"},
       {[&] { OneCycleLR(o, {.max_lr = 1, .epochs = 3}); }, "steps_per_epoch 0"},
       {[&] { OneCycleLR(o, {.max_lr = {1, 2, 3}, .total_steps = 5}); },
        "max_lr has 3 values, but the optimizer has 2"},
       {[&] { OneCycleLR(o, {.max_lr = 1, .total_steps = 5, .pct_start = 2}); },
        "pct_start is 2.0"},
-      {[&] { CyclicLR(o, {.max_lr = 1}); }, "CyclicLR: base_lr is not given"},
       {[&] { CyclicLR(o, {.base_lr = 1, .max_lr = {1}}); },
        "max_lr has 1 values"},
       {[&] { CyclicLR(o, {.base_lr = 1, .max_lr = 2, .step_size_up = 0}); },
        "step_size_up is 0"},
       {[&] { CyclicLR(o, {.base_lr = 1, .max_lr = 2, .max_momentum = {0.9}}); },
        "max_momentum has 1 values"},
-      {[&] { LambdaLR(o, {}); }, "lr_lambda is not given"},
+      {[&] { LambdaLR(o, {.lr_lambda = LRLambda()}); },
+       "lr_lambda is not given"},
       {[&] {
          MultiplicativeLR(o, {.lr_lambda = {[](int64_t) { return 1.0; }}});
        },
        "lr_lambda has 1 functions, but the optimizer has 2"},
-      {[&] { SWALR(o, {}); }, "swa_lr is not given"},
       {[&] { SWALR(o, {.swa_lr = 1, .anneal_epochs = -1}); },
        "anneal_epochs is -1"},
-      {[&] { SequentialLR(o, {}); }, "0 schedulers and 0 milestones"},
+      {[&] {
+         SequentialLR(
+             o, {.schedulers = none, .milestones = std::vector<int64_t>()});
+       },
+       "0 schedulers and 0 milestones"},
       {[&] {
          SequentialLR(o, {.schedulers = {StepLROptions{.step_size = 1}},
                           .milestones = {1}});
@@ -287,7 +288,7 @@ TEST(Schedulers, OptionsThatMakeNoSenseAreRefusedAndNothingChanged) {
                  .milestones = {3}});
        },
        "cannot change over to a SequentialLR or"},
-      {[&] { ChainedScheduler(o, {}); }, "has no schedulers"},
+      {[&] { ChainedScheduler(o, {.schedulers = none}); }, "has no schedulers"},
       {[&] { ReduceLROnPlateau(o, {.factor = 1}); }, "factor is 1.0"},
       {[&] { ReduceLROnPlateau(o, {.min_lr = {0}}); }, "min_lr has 1 values"},
   };
@@ -503,7 +504,9 @@ TEST(Schedulers, LinearScalingMultipliesAndWarmsUp) {
   EXPECT_EQ(
       scale_lr_linearly(*other.optimizer, {.warmup_iters = 3}).start_factor, 1);
   EXPECT_THAT(other.rates(), ElementsAre(0.05, 0.01));
-  EXPECT_THAT(refusal([&] { scale_lr_linearly(*other.optimizer, {}); }),
+  EXPECT_THAT(refusal([&] {
+                scale_lr_linearly(*other.optimizer, {.warmup_iters = 0});
+              }),
               HasSubstr("warmup_iters 0"));
   EXPECT_THAT(refusal([&] {
                 scale_lr_linearly(*other.optimizer,

@@ -275,11 +275,11 @@ void train_all_here(const World& world, const fs::path& folder) {
   for (const Job& job : jobs()) {
     auto recording = c10::make_intrusive<RecordingBackend>(
         c10::intrusive_ptr<c10d::Backend>::reclaim_copy(
-            &group->backend(c10::kCPU)));
+            &inside(group).backend(c10::kCPU)));
     const ProcessGroupPtr recorded(std::make_shared<GroupInside>(
         group->name(), group->rank(), group->global_ranks(), group->timeout(),
-        group->store(), /*life_signs=*/nullptr,
-        ProcessGroup::Backends{{c10::kCPU, recording}}, group->backend_config(),
+        inside(group).store(), /*life_signs=*/nullptr,
+        GroupInside::Backends{{c10::kCPU, recording}}, group->backend_config(),
         /*checks_calls=*/false));
     // Without init_sync all ranks must begin alike.
     auto net = make_net(job.model, job.options.init_sync ? world.rank : 0);

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/comm_hooks/default_hooks.h"
+#include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"

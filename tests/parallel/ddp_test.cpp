@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/trace/span.h"
 #include "tests/harness/process_world.h"
@@ -449,6 +450,31 @@ WORLD_TEST(DistributedDataParallel, ADifferenceThatTheStoreHearsLateIsNamed,
                   AllOf(HasSubstr("rank 0 has "),
                         HasSubstr("rank 1 has parameter 'first.weight' of "
                                   "Double[4, 3]"))));
+}
+
+// Rank 0 begins as Python's DistributedDataParallel does, which tells nothing
+// of its model through the store.
+WORLD_TEST(DistributedDataParallel, ADifferenceBesideAPythonRankIsNamed, 3) {
+  auto group = init_process_group("gloo");
+  const auto short_of_time =
+      new_group({}, {.timeout = std::chrono::seconds(3)});
+  if (world.rank == 0) {
+    std::vector<at::Tensor> counts(world.size);
+    for (auto& each : counts) each = torch::zeros({1}, torch::kLong);
+    all_gather(counts, torch::full({1}, 4), {.group = short_of_time});
+  } else {
+    Net other;
+    if (world.rank == 2) other->to(torch::kDouble);
+    EXPECT_THAT(
+        [&] {
+          DistributedDataParallel<Net> model(other,
+                                             {.process_group = short_of_time});
+        },
+        ThrowsMessage<std::invalid_argument>(
+            HasSubstr("rank 1 has parameter 'first.weight' of Float[4, 3], "
+                      "rank 2 has parameter 'first.weight' of Double[4, 3]")));
+  }
+  barrier();
 }
 
 WORLD_TEST(DistributedDataParallel, AnUnusedParameterIsNamed, 1, 2) {

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/parallel/comm_hooks/default_hooks.h"
+#include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "tests/harness/process_world.h"

@@ -68,7 +68,7 @@ std::string pid_key(int rank) { return "pid" + std::to_string(rank); }
 void come_late(const World& world) {
   for (int rank = 0; rank < world.size; ++rank) {
     if (rank == world.rank) continue;
-    const auto pid = default_group()->store()->get_to_str(pid_key(rank));
+    const auto pid = inside(default_group()).store()->get_to_str(pid_key(rank));
     ASSERT_TRUE(await_asleep(std::stoi(pid)));
   }
   std::this_thread::sleep_for(kLong);
@@ -83,7 +83,8 @@ void in_group(const std::string& backend,
               const std::function<void()>& body) {
   try {
     auto group = init_process_group(backend, options);
-    group->store()->set(pid_key(group->rank()), std::to_string(::getpid()));
+    inside(group).store()->set(pid_key(group->rank()),
+                               std::to_string(::getpid()));
     body();
     throw GroupLost{};
   } catch (const GroupLost&) {

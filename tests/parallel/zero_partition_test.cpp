@@ -2,8 +2,8 @@
 #include <torch/torch.h>
 
 #include "lockstep/comm/init.h"
-#include "lockstep/parallel/zero/parameter_gather.h"
 #include "lockstep/parallel/zero/partition.h"
+#include "lockstep/parallel/zero/updated_parameters.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {

@@ -143,11 +143,12 @@ def replicated_bytes(case):
     return [rows] * ranks
 
 
-# FullyShard compares the order of units, by 16 bytes of each rank, and what
-# the ranks used, by a bit for each parameter, 63 in a word.
-COMPARISON = "all_gather"
+# An Agreement, which gathers a failure, a digest, and numbers that it tells.
+AGREEMENT = "agreement"
 
 
+# FullyShard compares the order of units, and tells what the ranks used, by a
+# bit for each parameter, 63 in a word.
 def comparison_bytes(case):
     units = case["blocks"] + (1 if case.get("head") else 0)
     return 16 + 8 * -(-units * len(block(case)) // 63)
@@ -171,14 +172,14 @@ def sharded_bytes(case):
                     sum(again))
             add(rows, "shard", "all_gather_into_tensor", len(gathered),
                 sum(gathered))
-            add(rows, "shard", COMPARISON, 1, comparison_bytes(case) * ranks)
+            add(rows, "shard", AGREEMENT, 1, comparison_bytes(case) * ranks)
         reduced = ("reduce_buckets" if case["backend"] == "lockstep"
                    else "reduce_scatter_tensor")
         add(rows, "shard", reduced, len(units + head), sum(units + head))
     if copies > 1:
         add(rows, "data", "all_reduce", len(units + head),
             sum(units + head) // ranks)
-        add(rows, "data", COMPARISON, 1, comparison_bytes(case) * copies)
+        add(rows, "data", AGREEMENT, 1, comparison_bytes(case) * copies)
     return [rows] * world(case)
 
 
@@ -228,10 +229,8 @@ def pipeline_bytes(case):
         add(rows[other], "pipeline", "isend", count, count * PRESENCE)
         add(rows[one], "pipeline", "irecv", count, count * PRESENCE)
     for each in rows:
-        # The ranks' messages to each other at the beginning of a step: 5
-        # numbers, and one for each micro-batch.
-        add(each, "pipeline", "all_gather_into_tensor", 1,
-            ranks * (5 + count) * 8)
+        # Tells 3 numbers, and one for each micro-batch.
+        add(each, "pipeline", AGREEMENT, 1, ranks * (5 + count) * 8)
     return rows
 
 
@@ -255,9 +254,8 @@ def ring_bytes(case):
                 layers * block_bytes)
             add(rows[source], "context", "irecv", layers, layers * block_bytes)
     for each in rows:
-        # An Agreement (a failure, a digest) that tells two numbers.
-        add(each, "context", "all_gather_into_tensor", layers,
-            layers * ranks * 4 * 8)
+        # Tells two numbers.
+        add(each, "context", AGREEMENT, layers, layers * ranks * 4 * 8)
     return rows
 
 
@@ -391,7 +389,7 @@ def seen_by_dry_run(case, ranks):
             for key, (calls, size) in rows.items():
                 rows[key] = [calls - count, size - count * PRESENCE]
         return rows
-    return {key: row for key, row in rows.items() if key[1] != COMPARISON}
+    return {key: row for key, row in rows.items() if key[1] != AGREEMENT}
 
 
 def thousands(number):
@@ -407,7 +405,7 @@ def summary(rows):
         (f"{thousands(calls)} × {thousands(size // calls)}"
          if size % calls == 0 else f"{thousands(calls)}: {thousands(size)}")
         for (where, operation), (calls, size) in sorted(rows.items())
-        if operation not in ("irecv", COMPARISON))
+        if operation not in ("irecv", AGREEMENT))
 
 
 def bytes_section(build, misses):
@@ -417,7 +415,8 @@ def bytes_section(build, misses):
              "Operations, calls and bytes of one step on the rank that sends "
              "most, from its flight recorder (*calls × bytes of a call*). Each "
              "number of each rank equals a formula, exactly; so do `dry_run()`'s"
-             " rows where it has them.", "",
+             " rows where it has them. What an `Agreement` gathers is counted "
+             "and not shown.", "",
              "| training | ranks | counted | formula | `dry_run()` |",
              "| --- | ---: | --- | --- | --- |"]
     for (name, case), result in zip(named, results):

@@ -1,5 +1,6 @@
-"""Checks what the compiler says of options that there are not: a few lines, of
-which the first shows the line of the user, and not a list of constructors.
+"""Checks what the compiler says of options that there are not, and of those that
+are missing: a few lines, of which the first shows the line of the user, and not a
+list of constructors.
 
     compile_errors.py COMPILER [-I... -isystem...]
 
@@ -13,9 +14,11 @@ import subprocess
 import sys
 import tempfile
 
-# The most lines, and what they must say: of a class, of a function.
+# The most lines, and what they must say: of a class, of a function, of an option
+# that must be given.
 DELETED = (9, "no such option")
 PLAIN = (10, "Options")
+MISSING = (10, "Required")
 MISTAKES = [
     ("DataLoader a(data, sampler, {.batchsize = 2})", *DELETED),
     ("DataLoader a(data, batches, {.workers = 2})", *DELETED),
@@ -34,6 +37,9 @@ MISTAKES = [
      "{.overlap = true})", *DELETED),
     ("optim::StepLR a(optimizer, {.stepsize = 10})", *DELETED),
     ("optim::LinearLR a(optimizer, {.start = 10})", *DELETED),
+    ("optim::StepLR a(optimizer, {.gamma = 0.5})", *MISSING),
+    ("optim::StepLR a(optimizer)", *MISSING),
+    ("metrics::ConfusionMatrix a({})", *MISSING),
     ("all_reduce(tensor, {.operation = ReduceOp::SUM})", *PLAIN),
     ("init_process_group(\"gloo\", {.time_out = seconds(3)})", *PLAIN),
     ("save_snapshot(\"a\", state, {.sharde = true})", *PLAIN),

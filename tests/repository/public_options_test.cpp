@@ -1,5 +1,6 @@
 // The conventions of options, as the public headers state them: aggregates, in
-// which every member may be left out, and timeouts that are optional.
+// which every member that has a default may be left out, and timeouts that are
+// optional.
 
 #include <gtest/gtest.h>
 #include <lockstep/lockstep.h>
@@ -19,6 +20,8 @@ template <typename... Options>
 constexpr bool kAggregates = (std::is_aggregate_v<Options> && ...);
 template <typename... Options>
 constexpr bool kDefaults = (std::is_default_constructible_v<Options> && ...);
+template <typename... Options>
+constexpr bool kAnyDefault = (std::is_default_constructible_v<Options> || ...);
 template <typename... Options>
 constexpr bool kOptionalTimeouts =
     (std::is_same_v<decltype(Options::timeout), Timeout> && ...);
@@ -62,6 +65,20 @@ TEST(PublicOptions, AreAggregatesWithDefaults) {
   EXPECT_TRUE((kAggregates<PipelineCosts, PipelineOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
+}
+
+TEST(PublicOptions, ThatMustBeGivenDoNotCompileIfLeftOut) {
+  EXPECT_FALSE(
+      (kAnyDefault<HierarchicalModelAveragerOptions, PipelineOptions,
+                   metrics::ConfusionMatrixOptions,
+                   optim::ChainedSchedulerOptions,
+                   optim::CosineAnnealingLROptions,
+                   optim::CosineAnnealingWarmRestartsOptions,
+                   optim::CyclicLROptions, optim::ExponentialLROptions,
+                   optim::LambdaLROptions, optim::LinearScalingOptions,
+                   optim::MultiStepLROptions, optim::MultiplicativeLROptions,
+                   optim::OneCycleLROptions, optim::SWALROptions,
+                   optim::SequentialLROptions, optim::StepLROptions>));
 }
 
 TEST(PublicOptions, HaveOptionalTimeouts) {

@@ -3,6 +3,11 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_log_softmax_backward_data.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/_softmax_backward_data.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/ones_like.h>
@@ -59,6 +64,19 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
   return at::detail::empty_strided_generic(size, stride, &device_allocator(),
                                            kDeviceKey,
                                            c10::dtype_or_default(dtype));
+}
+
+at::Tensor efficient_zeros(c10::SymIntArrayRef size,
+                           std::optional<at::ScalarType> dtype,
+                           std::optional<at::Layout> layout,
+                           std::optional<at::Device> device,
+                           std::optional<bool> pinned) {
+  at::native::ZeroTensorAllocator no_memory(
+      device_for_new(layout, device, pinned));
+  return at::detail::empty_generic(
+      C10_AS_INTARRAYREF_SLOW(size), &no_memory,
+      kDeviceKey | c10::DispatchKeySet(c10::DispatchKey::ZeroTensor),
+      c10::dtype_or_default(dtype), {});
 }
 
 // Makes the storage of `tensor` hold what its sizes need.
@@ -156,7 +174,8 @@ void copy_with_host(const at::Tensor& to, const at::Tensor& from,
   const at::Tensor memory = views.of(on_device);
   const bool direct =
       to.dtype() == from.dtype() && to.sizes() == from.sizes() &&
-      to.strides() == from.strides() && to.is_non_overlapping_and_dense();
+      to.strides() == from.strides() && to.is_non_overlapping_and_dense() &&
+      !host.is_conj() && !host.is_neg();
   auto pinned = pinned_block_of(host.const_data_ptr());
   if (non_blocking && pinned && direct) {
     // Does not own the tensor's storage: as with CUDA, the memory is kept.
@@ -184,6 +203,34 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source,
     copy_on_devices(self, expanded);
   }
   return self;
+}
+
+// ---- Softmax, which only CUDA takes from float16 to float32 ----
+
+template <auto Function>
+at::Tensor& softmax_out(const at::Tensor& self, int64_t dim, bool half_to_float,
+                        at::Tensor& out) {
+  MemoryViews views;
+  enqueue_kernel(
+      current_stream(self.device().index()),
+      [from = views.of(self), to = views.of(out), dim, half_to_float] {
+        to.copy_(Function(half_to_float ? from.to(at::kFloat) : from, dim,
+                          /*half_to_float=*/false));
+      });
+  return out;
+}
+
+template <auto Function>
+at::Tensor& softmax_backward_out(const at::Tensor& grad,
+                                 const at::Tensor& output, int64_t dim,
+                                 at::ScalarType /*input_dtype*/,
+                                 at::Tensor& out) {
+  MemoryViews views;
+  enqueue_kernel(
+      current_stream(grad.device().index()),
+      [grad = views.of(grad), output = views.of(output), to = views.of(out),
+       dim] { to.copy_(Function(grad, output, dim, grad.scalar_type())); });
+  return out;
 }
 
 // ---- Operations that only CUDA has, from others ----
@@ -313,6 +360,7 @@ at::Tensor batch_norm_backward_elemt(
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
+  library.impl("_efficientzerotensor", &efficient_zeros);
   library.impl("resize_", &resize_);
   library.impl("set_", &set_empty);
   library.impl(
@@ -349,8 +397,17 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
                                           C10_AS_INTARRAYREF_SLOW(stride));
       });
   library.impl("unfold", &at::native::unfold);
+  library.impl("view_as_real", &at::native::view_as_real);
+  library.impl("view_as_complex", &at::native::view_as_complex);
 
   library.impl("copy_", &copy_);
+
+  library.impl("_softmax.out", &softmax_out<at::_softmax>);
+  library.impl("_log_softmax.out", &softmax_out<at::_log_softmax>);
+  library.impl("_softmax_backward_data.out",
+               &softmax_backward_out<at::_softmax_backward_data>);
+  library.impl("_log_softmax_backward_data.out",
+               &softmax_backward_out<at::_log_softmax_backward_data>);
 
   library.impl("native_dropout", &native_dropout);
   library.impl("_fused_sdp_choice", &fused_sdp_choice);

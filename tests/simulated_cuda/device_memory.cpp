@@ -101,12 +101,14 @@ struct sigaction previous_action;
 // Says what happened, and leaves the rest to the previous action, as the access
 // is repeated after this.
 void report_segmentation_fault(int signal, siginfo_t* info, void* /*context*/) {
-  if (arena_of(info->si_addr)) {
-    constexpr char kText[] =
-        "simulated CUDA: the host read or wrote memory of a device through a "
-        "pointer\n";
+  if (const auto device = device_of(info->si_addr)) {
+    std::array<char, 120> text;
+    const int length = std::snprintf(
+        text.data(), text.size(),
+        "simulated CUDA: the host read or wrote memory of cuda:%d at %p\n",
+        int{*device}, info->si_addr);
     [[maybe_unused]] const auto written =
-        write(STDERR_FILENO, kText, sizeof(kText) - 1);
+        write(STDERR_FILENO, text.data(), static_cast<size_t>(length));
   }
   sigaction(signal, &previous_action, nullptr);
 }

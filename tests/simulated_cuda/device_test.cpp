@@ -259,6 +259,47 @@ TEST_F(SimulatedDevice, StoragesCanBeReplacedAndGrow) {
   EXPECT_EQ(torch::stack({x, x}).unfold(0, 2, 1).sizes().size(), 3U);
 }
 
+TEST_F(SimulatedDevice, SparseTensorsAreMadeAndAdded) {
+  const auto dense = torch::tensor({{0.F, 2.F}, {3.F, 0.F}});
+  const auto sparse = dense.to_sparse().to(device_);
+  EXPECT_TRUE(sparse._values().is_cuda());
+  EXPECT_TRUE((sparse + sparse).coalesce().to_dense().cpu().equal(dense * 2));
+  auto sum = torch::zeros({2, 2}, device_);
+  sum.add_(dense.to(device_).to_sparse());
+  EXPECT_TRUE(sum.cpu().equal(dense));
+  EXPECT_TRUE(sparse.clone().div_(2).cpu().to_dense().equal(dense / 2));
+  EXPECT_TRUE(dense.to_sparse_csr().to(device_).to_dense().cpu().equal(dense));
+  const auto weight = torch::ones({4, 2}, device_).requires_grad_();
+  const auto rows = torch::tensor({1L, 1L}).to(device_);
+  torch::embedding(weight, rows, -1, false, /*sparse=*/true).sum().backward();
+  EXPECT_EQ(weight.grad().to_dense()[1][0].item<float>(), 2);
+}
+
+TEST_F(SimulatedDevice, ViewsShareMemory) {
+  const auto x = torch::zeros({4, 2}, device_);
+  torch::view_as_complex(x).fill_(c10::complex<float>(1, 2));
+  EXPECT_EQ(x[3][1].item<float>(), 2);
+  EXPECT_EQ(torch::view_as_real(torch::view_as_complex(x)).data_ptr(),
+            x.data_ptr());
+  EXPECT_EQ(x.view(torch::kInt)[0][0].item<int>(), 0x3f800000);
+  EXPECT_EQ(x.t().unfold(0, 2, 1).sum().item<float>(), 12);
+  const auto conjugate = torch::view_as_complex(x).conj();
+  EXPECT_EQ(conjugate.cpu()[3].item<c10::complex<float>>(),
+            c10::complex<float>(1, -2));
+  EXPECT_EQ(torch::imag(conjugate).sum().item<float>(), -8);
+}
+
+TEST_F(SimulatedDevice, SoftmaxWidensHalfTypes) {
+  const auto x = torch::randn({3, 5});
+  const auto half = x.to(device_, torch::kHalf).requires_grad_();
+  const auto result = half.softmax(1, torch::kFloat);
+  EXPECT_EQ(result.scalar_type(), torch::kFloat);
+  EXPECT_TRUE(result.cpu().allclose(x.softmax(1), 1e-2, 1e-2));
+  (half.log_softmax(1, torch::kFloat) * result).sum().backward();
+  EXPECT_EQ(half.grad().scalar_type(), torch::kHalf);
+  EXPECT_FALSE(half.grad().isnan().any().item<bool>());
+}
+
 TEST_F(SimulatedDevice, RandomNumbersDoNotDependOnDelays) {
   const auto draw = [&](uint64_t seed) {
     simulated_cuda::restart(seed);

@@ -209,13 +209,13 @@ TEST(SimulatedMistakesDeathTest, TheHostReadsDeviceMemory) {
         const auto x = filled(1);
         [[maybe_unused]] const volatile float read = x.data_ptr<float>()[3];
       },
-      "the host read or wrote memory of a device");
+      "the host read or wrote memory of cuda:0");
 }
 
 TEST(SimulatedMistakesDeathTest, TheHostWritesDeviceMemory) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(filled(1).data_ptr<float>()[3] = 1,
-               "the host read or wrote memory of a device");
+               "the host read or wrote memory of cuda:0");
 }
 
 TEST(SimulatedMistakesDeathTest, AllocatorFreesTwice) {

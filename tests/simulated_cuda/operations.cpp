@@ -7,7 +7,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -35,39 +34,21 @@ using c10::IValue;
 using Values = std::vector<IValue>;
 using Replace = std::function<at::Tensor(const at::Tensor&)>;
 
-// Kernels see no autograd and no autocast: both have been applied before.
+class NoWarnings final : public c10::WarningHandler {
+  void process(const c10::Warning& /*warning*/) override {}
+};
+NoWarnings no_warnings;
+
+// Kernels see no autograd and no autocast: both have been applied before. What
+// they warn of is how the simulation calls them.
 struct KernelConditions {
+  c10::WarningUtils::WarningHandlerGuard silent{&no_warnings};
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
 bool is_on_device(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
-}
-
-// Returns `value` with each tensor in it replaced.
-IValue with_tensors(const IValue& value, const Replace& replace) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? replace(value.toTensor()) : value;
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      list.push_back(tensor.defined() ? replace(tensor) : tensor);
-    }
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& tensor :
-         value.toOptionalTensorVector()) {
-      list.push_back(tensor && tensor->defined()
-                         ? std::optional(replace(*tensor))
-                         : tensor);
-    }
-    return list;
-  }
-  return value;
 }
 
 void for_each_tensor(const IValue& value,
@@ -442,6 +423,32 @@ void run_on_cpu(const c10::OperatorHandle& operation,
 
 }  // namespace
 
+IValue with_tensors(
+    const IValue& value,
+    const std::function<at::Tensor(const at::Tensor&)>& replace) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? replace(value.toTensor()) : value;
+  }
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      list.push_back(tensor.defined() ? replace(tensor) : tensor);
+    }
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor :
+         value.toOptionalTensorVector()) {
+      list.push_back(tensor && tensor->defined()
+                         ? std::optional(replace(*tensor))
+                         : tensor);
+    }
+    return list;
+  }
+  return value;
+}
+
 at::Tensor MemoryViews::of(const at::Tensor& tensor) {
   at::Tensor& view = tensors_[tensor.unsafeGetTensorImpl()];
   if (view.defined()) return view;
@@ -458,6 +465,8 @@ at::Tensor MemoryViews::of(const at::Tensor& tensor) {
   auto* const impl = view.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(),
                               tensor.storage_offset());
+  view._set_conj(tensor.is_conj());
+  view._set_neg(tensor.is_neg());
   if (tensor.dim() == 0) {
     impl->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
   }

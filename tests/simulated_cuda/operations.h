@@ -4,6 +4,7 @@
 // a kernel runs, and the registration with LibTorch's dispatcher.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/core/Stream.h>
 
 #include <functional>
@@ -24,6 +25,11 @@ class MemoryViews {
   std::unordered_map<c10::StorageImpl*, c10::Storage> storages_;
   std::unordered_map<c10::TensorImpl*, at::Tensor> tensors_;
 };
+
+// Returns `value` with each tensor in it replaced.
+c10::IValue with_tensors(
+    const c10::IValue& value,
+    const std::function<at::Tensor(const at::Tensor&)>& replace);
 
 // Runs `kernel`, which uses CPU tensors, as a task of `stream`.
 void enqueue_kernel(const c10::Stream& stream, std::function<void()> kernel);

@@ -15,7 +15,6 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/trace/flight_recorder.h"
 #include "lockstep/worker/training_counters.h"
 

@@ -260,7 +260,7 @@ bool is_extra_state(const std::string& name) {
   return name == kSuffix || name.ends_with("." + std::string(kSuffix));
 }
 
-NamedTensors tensors_of(const Dict& dict) {
+NamedTensors tensors_in_dict(const Dict& dict) {
   NamedTensors tensors;
   for (const PickleItem& item : dict.items) {
     const auto& name =
@@ -386,7 +386,7 @@ NamedTensors model_of(const PickleValue& tree) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   // This test is first, because a parameter may be named MODEL_STATE.
   const PickleItem* stranger = stranger_in(root);
-  if (!stranger) return tensors_of(root);
+  if (!stranger) return tensors_in_dict(root);
   const PickleValue* model = root.find("MODEL_STATE");
   if (!model) {
     throw PickleError(
@@ -394,7 +394,7 @@ NamedTensors model_of(const PickleValue& tree) {
         name_of(*stranger) + "\" is " + stranger->value.type() +
         "; its keys are " + keys_of(root));
   }
-  return tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));
+  return tensors_in_dict(need<Dict>(*model, "MODEL_STATE", "a dict"));
 }
 
 NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
@@ -415,7 +415,7 @@ NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
              : "it is " + entry->type()) +
         "; the file's entries are " + keys_of(root));
   }
-  return tensors_of(*dict);
+  return tensors_in_dict(*dict);
 }
 
 Snapshot snapshot_of(const PickleValue& tree) {
@@ -493,7 +493,7 @@ Snapshot snapshot_of(const PickleValue& tree) {
       if (const auto* values = state.find("values")) {
         read.values = state_tree_of(*values);
       }
-      read.tensors = tensors_of(need<Dict>(state, "tensors", "a dict"));
+      read.tensors = tensors_in_dict(need<Dict>(state, "tensors", "a dict"));
       for (const auto& [name, tensor] : read.tensors) {
         if (!tensor.defined()) throw PickleError(name + " is not a tensor");
       }

@@ -2,8 +2,7 @@
 
 #include <functional>
 
-#include "lockstep/checkpoint/atomic_file.h"
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/pt/pickle.h"
 #include "lockstep/checkpoint/pt/zip_reader.h"
 #include "lockstep/checkpoint/snapshot.h"

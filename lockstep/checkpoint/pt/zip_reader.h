@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 
 namespace lockstep::internal {
 

@@ -3,8 +3,7 @@
 #include <map>
 #include <string>
 
-#include "lockstep/checkpoint/atomic_file.h"
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "lockstep/checkpoint/snapshot.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 
 namespace lockstep::internal {
 

@@ -13,15 +13,14 @@
 #include <unordered_map>
 
 #include "lockstep/checkpoint/checked_load.h"
-#include "lockstep/checkpoint/generators.h"
-#include "lockstep/checkpoint/rank_failure.h"
+#include "lockstep/checkpoint/loop_state.h"
+#include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
-#include "lockstep/checkpoint/scheduler_state.h"
-#include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/sharded_save.h"
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/state_items.h"
 #include "lockstep/checkpoint/tensor_bytes.h"

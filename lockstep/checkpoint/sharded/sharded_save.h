@@ -9,7 +9,6 @@
 
 #include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/ranks.h"
-#include "lockstep/checkpoint/replicas.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/save_files.h"

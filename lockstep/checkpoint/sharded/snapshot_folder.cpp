@@ -16,7 +16,7 @@
 #include <system_error>
 #include <tuple>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 
 namespace lockstep::internal {

@@ -13,7 +13,7 @@
 #include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
-#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 
 namespace lockstep::internal {

@@ -5,6 +5,7 @@
 
 #include "lockstep/cli/bench/options.h"
 #include "lockstep/cli/bench/world.h"
+#include "lockstep/launch/process/child_process.h"
 #include "lockstep/launch/process/program.h"
 
 namespace lockstep::internal::bench {
@@ -23,5 +24,21 @@ struct Side {
 // is missing and what to do.
 std::vector<Side> sides(const Options& options,
                         std::vector<std::string>& left_out);
+
+// Processes that compute and never wait: they compete with the ranks for the
+// cores, as the programs of other users do. The kernel kills them when this
+// process dies.
+class Competitors {
+ public:
+  // Starts `count` processes. This process must have one thread. Throws
+  // std::system_error.
+  explicit Competitors(int count);
+  Competitors(const Competitors&) = delete;
+  // Kills and reaps them.
+  ~Competitors();
+
+ private:
+  std::vector<ChildProcess> processes_{};
+};
 
 }  // namespace lockstep::internal::bench

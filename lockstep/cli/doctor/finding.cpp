@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "lockstep/base/host_name.h"
+#include "lockstep/base/environment.h"
 
 namespace lockstep::internal {
 namespace {

@@ -24,7 +24,6 @@
 #include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/run_directory.h"
 #include "lockstep/launch/process/system_file.h"
-#include "lockstep/launch/process/usable_cores.h"
 
 namespace lockstep::internal {
 namespace {
@@ -52,8 +51,7 @@ Finding check_cores(const MachineRoots& roots) {
       numbers_of(
           first_line(roots.sys / "devices/system/cpu/online").value_or(*mine))
           .size();
-  const auto place = roots.control_groups();
-  const auto granted = granted_cores(place.root, place.membership);
+  const auto granted = granted_cores(roots.control_groups());
   const auto load = first_line(roots.proc / "loadavg");
   finding.found = std::to_string(usable) + " of the host's " +
                   std::to_string(online) + " may be used";

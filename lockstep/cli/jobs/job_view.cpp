@@ -4,10 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/worker/slowest_rank.h"
+#include "lockstep/worker/status_board.h"
 
 namespace lockstep::internal {
 namespace {

@@ -38,7 +38,7 @@ struct WorkerView {
   std::optional<double> comm_share{};  // 0 to 1
   std::optional<double> cpu_share{};   // 1: one core
   std::optional<int64_t> resident_bytes{};
-  // As GpuUsage (base/gpu_usage.h).
+  // As GpuUsage (worker/nvml.h).
   std::optional<int> gpus{};
   std::optional<double> gpu_share{};  // 0 to 1
   std::optional<int64_t> gpu_memory_bytes{};

@@ -13,7 +13,6 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/view_text.h"
 #include "lockstep/cli/subcommands.h"

@@ -26,8 +26,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/left_file.h"
 #include "lockstep/base/shown_text.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_view.h"
 #include "lockstep/cli/jobs/jobs.h"

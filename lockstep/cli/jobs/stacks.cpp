@@ -16,7 +16,7 @@
 #include "lockstep/cli/jobs/job_view.h"
 #include "lockstep/cli/jobs/jobs.h"
 #include "lockstep/launch/process/exit_code.h"
-#include "lockstep/launch/watch/rank_stacks.h"
+#include "lockstep/launch/watch/source_finder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -25,7 +25,6 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_view.h"
 #include "lockstep/cli/jobs/jobs.h"

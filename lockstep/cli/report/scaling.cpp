@@ -26,7 +26,7 @@
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/usable_cores.h"
-#include "lockstep/worker/metric_target.h"
+#include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {
 namespace {

@@ -28,7 +28,7 @@ struct ScalingCase {
   int nproc;
   std::vector<std::string> command;  // the program and its arguments
 
-  // How many processes write a summary (base/training_summary.h).
+  // How many processes write a summary (worker/training_counters.h).
   int processes() const { return side == ScalingSide::threads ? 1 : nproc; }
   // "2 ranks", "1 process, 2 threads", "compared, 2".
   std::string label() const;

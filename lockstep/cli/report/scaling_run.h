@@ -31,7 +31,7 @@ struct ScalingRunOptions {
   // "loss<=0.3", or empty.
   std::string target{};
   // Finds the samples per second in the output of a program that leaves no
-  // summary (base/training_summary.h): the first group of the last match.
+  // summary (worker/training_counters.h): the first group of the last match.
   std::regex rate_pattern{};
   std::chrono::milliseconds timeout{};
 };

@@ -13,7 +13,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/base/write_aside.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/cli/report/trace_scan.h"
 #include "lockstep/cli/text.h"
 

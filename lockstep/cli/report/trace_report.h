@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "lockstep/cli/report/step_time.h"
-#include "lockstep/cli/report/straggler.h"
 #include "lockstep/cli/report/trace_events.h"
 #include "lockstep/cli/report/trace_file.h"
 #include "lockstep/cli/report/trace_folder.h"

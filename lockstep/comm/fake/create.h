@@ -4,7 +4,7 @@
 
 namespace lockstep::internal::fake {
 
-// Makes a backend whose other ranks do not exist (fake/backend.h). Waits for
+// Makes a backend whose other ranks do not exist. Waits for
 // nobody and uses nothing of the request but rank and size.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 

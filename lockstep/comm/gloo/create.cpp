@@ -2,16 +2,15 @@
 
 #include <gloo/context.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/backend_traits.h"
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/worker/own_address.h"
 #include "lockstep/worker/rank_environment.h"
 
@@ -36,14 +35,10 @@ class Connecting {
       all.push_back(key("connected", rank));
     }
     if (store_->check(all)) return;
-    constexpr std::chrono::milliseconds longest_pause{5};
     for (int rank = 0; rank < size_; ++rank) {
       if (!store_->check({key("connects", rank)})) continue;
-      std::chrono::microseconds pause{50};
-      while (!store_->check({key("connected", rank)}) && !deadline.expired()) {
-        std::this_thread::sleep_for(pause);
-        pause = std::min<std::chrono::microseconds>(2 * pause, longest_pause);
-      }
+      poll_store(deadline,
+                 [&] { return store_->check({key("connected", rank)}); });
     }
   }
 

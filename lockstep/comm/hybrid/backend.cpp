@@ -110,7 +110,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     try {
       shm::translated([&] { run(deadline); });
     } catch (const std::exception& error) {  // Gloo's are not c10::Error
-      std::string reason = shm::words_of(error);
+      std::string reason = words_of(error);
       // The death of a rank on this host often shows in the network first,
       // because the ranks that waited for it fail.
       auto dead = links_.local ? links_.local->departures() : std::string();
@@ -144,7 +144,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     });
   } catch (const std::exception& error) {
     // The peers count a call in which this rank did not take part.
-    if (!begun) break_down(shm::words_of(error), Blame::self);
+    if (!begun) break_down(words_of(error), Blame::self);
     throw;
   }
   return completed_work();
@@ -165,7 +165,7 @@ void Backend::finish_lane(const WorkPtr& work, const Deadline& deadline) const {
   } catch (const std::exception& error) {
     throw c10::DistBackendError(c10::str("between the hosts, with rank ",
                                          links_.lane_peers, ": ",
-                                         shm::words_of(error)));
+                                         words_of(error)));
   }
 }
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "lockstep/comm/mpi/message.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/mpi/operations.h"
 
 namespace lockstep::internal::mpi {
@@ -90,12 +90,8 @@ void Backend::break_off(const std::string& reason) {
 void Backend::abort() { break_off("this rank has left the group"); }
 
 void Backend::break_by(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  break_off(
-      std::string("the group is broken, because an earlier operation failed "
-                  "(") +
-      (torch_error ? torch_error->what_without_backtrace() : error.what()) +
-      ")");
+  break_off("the group is broken, because an earlier operation failed (" +
+            words_of(error) + ")");
 }
 
 template <typename Body>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/mpi/round.h"
+#include "lockstep/comm/mpi/pending.h"
 #include "lockstep/comm/work_queue.h"
 
 namespace lockstep::internal::mpi {

@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/module.h"
-#include "lockstep/comm/mpi/module.h"
+#include "lockstep/comm/mpi/create.h"
 
 namespace lockstep::internal::mpi {
 namespace {

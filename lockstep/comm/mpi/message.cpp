@@ -1,4 +1,4 @@
-#include "lockstep/comm/mpi/message.h"
+#include "lockstep/comm/mpi/operations.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

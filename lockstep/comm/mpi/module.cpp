@@ -1,4 +1,4 @@
-#include "lockstep/comm/mpi/module.h"
+#include "lockstep/comm/mpi/create.h"
 
 #include <c10/util/Exception.h>
 

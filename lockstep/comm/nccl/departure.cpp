@@ -4,19 +4,17 @@
 #include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
+
+#include "lockstep/comm/last_words.h"
 
 namespace lockstep::internal::nccl {
 namespace {
 
-// The pause between two looks. It is well below kTellTime, within which all
-// ranks are to read the notice.
+// The pause between two looks. It is well below the second within which all
+// ranks are to read the notice (LastWords::await_heard).
 constexpr std::chrono::milliseconds kPause{100};
-constexpr std::chrono::seconds kTellTime{1};
 
 constexpr const char* kLeft = "lockstep/left";
-constexpr const char* kHeard = "lockstep/heard";
-constexpr const char* kAllHeard = "lockstep/all_heard";
 
 }  // namespace
 
@@ -39,9 +37,9 @@ void Departure::announce(int rank) {
   // This rank leaves because of the other one, which is the one to be named.
   if (seen_ || size_ == 1) return;
   try {
-    const auto text = std::to_string(rank);
-    store_->set(kLeft, std::vector<uint8_t>(text.begin(), text.end()));
-    store_->wait({kAllHeard}, kTellTime);
+    const LastWords left(*store_, kLeft);
+    left.say(std::to_string(rank));
+    left.await_heard(size_);
   } catch (const std::exception&) {
     // The store is gone, or a rank that will never read the notice.
   }
@@ -55,16 +53,13 @@ void Departure::watch(const std::stop_token& stop) {
     std::condition_variable_any stopped;
     std::unique_lock lock(mutex);
     const auto is_over = [&stop] { return stop.stop_requested(); };
-    while (!store_->check({kLeft})) {
+    std::optional<std::string> left;
+    while (!(left = LastWords(*store_, kLeft).heard())) {
       if (stopped.wait_for(lock, stop, kPause, is_over)) return;
     }
     seen_ = true;
-    const auto text = store_->get(kLeft);
-    if (store_->add(kHeard, 1) == size_ - 1) {
-      store_->set(kAllHeard, std::vector<uint8_t>{1});
-    }
     if (stop.stop_requested()) return;
-    on_departure_(std::stoi(std::string(text.begin(), text.end())));
+    on_departure_(std::stoi(*left));
   } catch (const std::exception&) {
     // The store is gone, as it is at the end of every program. That is not
     // a reason to end pending operations; NCCL's own timeout remains.

@@ -14,10 +14,8 @@ namespace lockstep::internal::nccl {
 // between GPUs of one host: kernels of the other ranks wait for the rank that
 // is gone.
 //
-// Keys, in the store of the group and its device type:
-//   lockstep/left        the rank that left
-//   lockstep/heard       how many of the others have read it
-//   lockstep/all_heard   that all have
+// Key, in the store of the group and its device type: "lockstep/left" is the
+// rank that left (last_words.h).
 //
 // Threads: a thread of this object looks for the first key ten times a second.
 // announce() and stop() are called from one thread at a time.

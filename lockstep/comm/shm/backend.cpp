@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,7 +11,6 @@
 #include "lockstep/comm/shm/messages.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/core.h"
-#include "lockstep/comm/shm/shared_tensors.h"
 #include "lockstep/comm/shm/sparse.h"
 
 namespace lockstep::internal::shm {
@@ -304,6 +304,25 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
 
 bool Backend::shares(const void* data, size_t bytes) const {
   return shared_->hold(data, bytes);
+}
+
+void SharedTensors::add(const void* data, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  sizes_[static_cast<const std::byte*>(data)] = bytes;
+}
+
+void SharedTensors::remove(const void* data) {
+  std::lock_guard lock(mutex_);
+  sizes_.erase(static_cast<const std::byte*>(data));
+}
+
+bool SharedTensors::hold(const void* data, size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(data);
+  std::lock_guard lock(mutex_);
+  auto behind = sizes_.upper_bound(begin);
+  if (behind == sizes_.begin()) return false;
+  const auto& [start, size] = *std::prev(behind);
+  return begin + bytes <= start + size;
 }
 
 }  // namespace lockstep::internal::shm

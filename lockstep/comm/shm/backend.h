@@ -2,7 +2,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,7 +22,20 @@
 namespace lockstep::internal::shm {
 
 class Messages;
-class SharedTensors;
+
+// Knows where the tensors lie that are in memory shared by the ranks. Threads:
+// any.
+class SharedTensors {
+ public:
+  void add(const void* data, size_t bytes);
+  void remove(const void* data);
+  // Returns whether [data, data + bytes) lies in one of them.
+  bool hold(const void* data, size_t bytes);
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, size_t> sizes_{};
+};
 
 // Makes the protocol of a Group a c10d::Backend.
 //

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/host_name.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
@@ -27,7 +27,8 @@ constexpr int kMostRanks = 64;
 void wait_until_all_know(c10d::Store& store, int size) {
   try {
     store.add("told", 1);
-    wait_until_told(store, "told", size);
+    poll_store(Deadline::after(std::chrono::seconds(1)),
+               [&] { return store.add("told", 0) >= size; });
   } catch (const c10::Error&) {  // the store is gone already
   }
 }

@@ -2,22 +2,34 @@
 
 #include <ATen/ATen.h>
 
+#include <exception>
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/environment.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
-#include "lockstep/comm/shm/refuse_in_child.h"
-#include "lockstep/comm/shm/shared_tensors.h"
+#include "lockstep/comm/shm/protocol/handshake.h"
+#include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal {
 
 HostSharing* host_sharing(const ProcessGroupPtr& group) {
   const auto of = group_or_default(group);
-  if (!of->has_backend(c10::kCPU)) return nullptr;
-  return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
+  if (!inside(of).has_backend(c10::kCPU)) return nullptr;
+  return dynamic_cast<HostSharing*>(&inside(of).backend(c10::kCPU));
+}
+
+std::optional<std::string> host_id() {
+  if (auto given = get_env("LOCKSTEP_HOST_ID")) return "given " + *given;
+  try {
+    return shm::host_identity();
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
 }
 
 namespace shm {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "lockstep/comm/shm/protocol_call.h"
-#include "lockstep/comm/shm/refuse_in_child.h"
 
 namespace lockstep::internal::shm {
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/group.h"
 

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 
@@ -37,16 +39,20 @@ decltype(auto) translated(Call&& call) {
   }
 }
 
-// Returns the text of `error`, without LibTorch's stack trace.
-inline std::string words_of(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
-}
-
 // Returns the time that is left for the next step of an operation. It is never
 // zero, so that the step still waits and its error says what it waited for.
 inline std::chrono::milliseconds left(const Deadline& deadline) {
   return std::max(deadline.remaining(), std::chrono::milliseconds(1));
+}
+
+// Throws in a child that was forked after `made_in` was made. The child has
+// copies of objects that stand for the parent's memory, which it must not write
+// to.
+inline void refuse_in_child(const ProcessMark& made_in) {
+  if (!made_in.is_foreign()) return;
+  throw std::runtime_error(
+      "memory that ranks share is used in a process that was forked from a "
+      "rank; use it in the rank itself only");
 }
 
 }  // namespace lockstep::internal::shm

@@ -13,7 +13,6 @@
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
 #include "lockstep/comm/shm/protocol_call.h"
-#include "lockstep/comm/shm/refuse_in_child.h"
 
 namespace lockstep::internal::shm {
 namespace {
@@ -78,15 +77,14 @@ class SharedBuckets final : public BucketReduction {
     const ParamComms seen([&]() -> std::optional<CommsCall> {
       if (bucket >= buckets_.size()) return std::nullopt;  // a mistake
       const auto& flat = buckets_[bucket].flat;
-      return CommsCall{.operation = "all_reduce",
-                       .group = *call_.group,
-                       .number = call_.number,
-                       .async_op = true,
-                       .dtype = flat.scalar_type(),
-                       .in_elements = flat.numel(),
-                       .out_elements = flat.numel(),
-                       .inputs = {flat},
-                       .outputs = {flat}};
+      const auto count = static_cast<uint64_t>(flat.numel());
+      const auto dtype = static_cast<uint8_t>(flat.scalar_type());
+      return CommsCall{
+          .call = call_,
+          .extent = {.type = {.code = dtype}, .in = count, .out = count},
+          .async_op = true,
+          .inputs = {flat},
+          .outputs = {flat}};
     });
     exchange_->publish(bucket, places);
   }

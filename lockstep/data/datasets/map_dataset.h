@@ -1,78 +1,12 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
-#include <torch/data/example.h>
 
 #include <cstddef>
-#include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "lockstep/data/dataset_access.h"
-#include "lockstep/data/held_dataset.h"
+#include "lockstep/data/mapped.h"
 #include "lockstep/data/sample_random.h"
-
-namespace lockstep::internal {
-
-template <class T>
-struct ExampleTraits : std::false_type {};
-template <class Target>
-struct ExampleTraits<torch::data::Example<at::Tensor, Target>>
-    : std::true_type {
-  static constexpr bool kHasTarget = !std::is_void_v<Target>;
-  template <class Data>
-  using With = torch::data::Example<Data, Target>;
-};
-
-template <class F, class Value>
-concept TakesWithRandom = std::is_invocable_v<const F&, Value, SampleRandom&>;
-template <class F, class Value>
-concept Takes =
-    TakesWithRandom<F, Value> || std::is_invocable_v<const F&, Value>;
-
-template <class F, class Value>
-auto call_transform(const F& transform, Value&& value, SampleRandom& random) {
-  if constexpr (TakesWithRandom<F, Value>) {
-    return transform(std::forward<Value>(value), random);
-  } else {
-    return transform(std::forward<Value>(value));
-  }
-}
-
-// Calls `transform` with the sample (or batch), and with `random` if it takes
-// that. A transform that does not take the sample, but takes a tensor, gets the
-// sample's data, and the target stays. An example without target converts to
-// its tensor and would lose its type, so there the tensor comes first.
-template <class F, class Value>
-auto apply_transform(const F& transform, Value value, SampleRandom& random) {
-  using Traits = ExampleTraits<Value>;
-  if constexpr (!Traits::value) {
-    static_assert(Takes<F, Value>,
-                  "the transform does not take the sample, alone or followed "
-                  "by a lockstep::SampleRandom&; its operator() must be const");
-    return call_transform(transform, std::move(value), random);
-  } else if constexpr (Traits::kHasTarget) {
-    if constexpr (Takes<F, Value>) {
-      return call_transform(transform, std::move(value), random);
-    } else {
-      static_assert(Takes<F, at::Tensor>,
-                    "the transform takes neither the sample nor its data (a "
-                    "torch::Tensor), alone or followed by a "
-                    "lockstep::SampleRandom&; its operator() must be const");
-      auto data = call_transform(transform, std::move(value.data), random);
-      return typename Traits::template With<decltype(data)>(
-          std::move(data), std::move(value.target));
-    }
-  } else if constexpr (Takes<F, at::Tensor>) {
-    auto data = call_transform(transform, std::move(value.data), random);
-    return typename Traits::template With<decltype(data)>(std::move(data));
-  } else {
-    return call_transform(transform, std::move(value), random);
-  }
-}
-
-}  // namespace lockstep::internal
 
 namespace lockstep {
 
@@ -105,12 +39,10 @@ class MapDataset {
 
  public:
   MapDataset(D dataset, F transform)
-      : dataset_(std::move(dataset)), transform_(std::move(transform)) {}
+      : mapped_(std::move(dataset), std::move(transform)) {}
 
   auto get(size_t index, SampleSeed seed) const {
-    SampleRandom random(seed);
-    return internal::apply_transform(
-        transform_, dataset_.get(index, seed.derived()), random);
+    return mapped_.get(index, seed);
   }
 
   // Returns a sample to look at: its random numbers depend on `index` only, so
@@ -119,11 +51,10 @@ class MapDataset {
     return get(index, internal::seed_of_index(index));
   }
 
-  size_t size() const { return dataset_.size(); }
+  size_t size() const { return mapped_.size(); }
 
  private:
-  internal::HeldDataset<D> dataset_;
-  F transform_;
+  internal::Mapped<D, F> mapped_;
 };
 
 // Gives whole batches of `dataset`, changed by `transform`: for what is cheaper
@@ -143,26 +74,12 @@ template <class D, class F>
 class BatchMapDataset {
  public:
   BatchMapDataset(D dataset, F transform)
-      : dataset_(std::move(dataset)), transform_(std::move(transform)) {}
+      : mapped_(std::move(dataset), std::move(transform)) {}
 
   // Requires one seed for each index.
   auto get_batch(c10::ArrayRef<size_t> indices,
                  c10::ArrayRef<SampleSeed> seeds) const {
-    std::vector<SampleSeed> below;
-    if constexpr (internal::TakesSeeds<D>) {
-      below.reserve(seeds.size());
-      for (const SampleSeed seed : seeds) below.push_back(seed.derived());
-    }
-    auto fetched = dataset_.get_batch(indices, below);
-    SampleRandom random(internal::seed_of_batch(seeds));
-    using Held = typename internal::HeldDataset<D>::Held;
-    if constexpr (internal::kFetchesSamples<Held> ||
-                  internal::IsListOfKnownSamples<decltype(fetched)>::value) {
-      return internal::apply_transform(
-          transform_, internal::collate_samples(std::move(fetched)), random);
-    } else {
-      return internal::apply_transform(transform_, std::move(fetched), random);
-    }
+    return mapped_.get_batch(indices, seeds);
   }
 
   // Returns a batch to look at: its random numbers depend on `indices` only, so
@@ -171,11 +88,10 @@ class BatchMapDataset {
     return get_batch(indices, internal::seeds_of_indices(indices));
   }
 
-  size_t size() const { return dataset_.size(); }
+  size_t size() const { return mapped_.size(); }
 
  private:
-  internal::HeldDataset<D> dataset_;
-  F transform_;
+  internal::Mapped<D, F> mapped_;
 };
 
 }  // namespace lockstep

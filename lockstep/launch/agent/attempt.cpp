@@ -6,7 +6,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/base/write_aside.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {

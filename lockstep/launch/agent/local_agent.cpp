@@ -14,10 +14,9 @@
 #include <utility>
 #include <variant>
 
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/steady_ns.h"
-#include "lockstep/launch/agent/metrics_text.h"
+#include "lockstep/launch/agent/metrics_endpoint.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/process/descendants.h"
 #include "lockstep/launch/process/exit_code.h"

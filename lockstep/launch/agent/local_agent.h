@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/signal_list.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/launch/agent/attempt.h"
 #include "lockstep/launch/agent/job_report.h"
 #include "lockstep/launch/agent/metrics_endpoint.h"
@@ -68,7 +68,7 @@ class LocalAgent : private Pollable {
              std::optional<StorePort> first_port, GuardianLink link,
              Report report, std::unique_ptr<JobMember> job = nullptr);
 
-  // Serves metrics (metrics_text.h) while run() does its work.
+  // Serves metrics (metrics_endpoint.h) while run() does its work.
   void serve_metrics(MetricsEndpoint endpoint);
 
   // Blocks until no worker, and nothing that a worker started, is left. Returns

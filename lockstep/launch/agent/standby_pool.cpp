@@ -20,7 +20,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/worker/standby_place.h"

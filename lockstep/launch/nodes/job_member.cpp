@@ -1,6 +1,6 @@
 #include "lockstep/launch/nodes/job_member.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/number_list.h"
-#include "lockstep/base/seconds_text.h"
 #include "lockstep/launch/nodes/store_connections.h"
 #include "lockstep/launch/process/exit_code.h"
 

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "lockstep/base/random_digits.h"
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/launch/process/exit_code.h"
 

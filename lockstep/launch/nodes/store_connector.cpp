@@ -1,5 +1,5 @@
 #include "lockstep/launch/nodes/store_connector.h"
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "lockstep/base/quiet_thread.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {

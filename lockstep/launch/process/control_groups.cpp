@@ -14,6 +14,20 @@ namespace fs = std::filesystem;
 // Version 1 writes "no limit" as the largest number of whole pages.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
+// "50000 100000" in cpu.max is half a core, "max 100000" no limit. Version 1
+// has the two numbers in two files, and -1 for no limit.
+std::optional<double> cores_of(const ControlGroup& group) {
+  std::ifstream file(group.folder /
+                     (group.version_1 ? "cpu.cfs_quota_us" : "cpu.max"));
+  std::ifstream other(group.folder / "cpu.cfs_period_us");
+  double quota = 0;
+  double period = 0;
+  const bool read =
+      (file >> quota) && ((group.version_1 ? other : file) >> period);
+  return read && quota > 0 && period > 0 ? std::optional(quota / period)
+                                         : std::nullopt;
+}
+
 // Returns the value of a line "key value"; 0 if there is none.
 int64_t value_of(const fs::path& path, const std::string& key) {
   int64_t value = 0;
@@ -84,6 +98,15 @@ std::vector<ControlGroup> control_groups(const std::string& controller,
     }
   }
   return groups;
+}
+
+std::optional<double> granted_cores(const ControlGroupPlace& place) {
+  std::optional<double> least;
+  for (const auto& group : control_groups("cpu", place)) {
+    const auto granted = cores_of(group);
+    if (granted && (!least || *granted < *least)) least = granted;
+  }
+  return least;
 }
 
 std::optional<GroupLimit> memory_limit(const ControlGroupPlace& place) {

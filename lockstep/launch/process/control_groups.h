@@ -27,6 +27,11 @@ struct ControlGroup {
 std::vector<ControlGroup> control_groups(const std::string& controller,
                                          const ControlGroupPlace& place = {});
 
+// Returns how many cores' worth of time the strictest of this process's control
+// groups grants: cpu.max (version 2), or cpu.cfs_quota_us divided by
+// cpu.cfs_period_us (version 1). Nothing if no group has a limit.
+std::optional<double> granted_cores(const ControlGroupPlace& place = {});
+
 // A limit, and how much of it is used.
 struct GroupLimit {
   int64_t limit = 0;

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/left_file.h"
+#include "lockstep/base/whole_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/endpoint.h"
-#include "lockstep/base/seconds_text.h"
 
 namespace lockstep::internal {
 namespace {

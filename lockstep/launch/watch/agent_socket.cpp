@@ -10,8 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/random_digits.h"
 
 namespace lockstep::internal {
 namespace {

@@ -9,8 +9,8 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/base/left_file.h"
 #include "lockstep/base/shown_text.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/launch/watch/hang_finder.h"
 
 namespace lockstep::internal {

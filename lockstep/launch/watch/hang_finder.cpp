@@ -10,12 +10,11 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/base/left_file.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/number_list.h"
-#include "lockstep/base/seconds_text.h"
-#include "lockstep/base/steady_ns.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/launch/process/system_file.h"
-#include "lockstep/launch/watch/rank_stacks.h"
+#include "lockstep/launch/watch/source_finder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -19,7 +19,6 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/base/shown_text.h"
-#include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/process/descendants.h"
 #include "lockstep/launch/watch/agent_socket.h"
 

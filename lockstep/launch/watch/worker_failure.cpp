@@ -11,10 +11,9 @@
 #include <string_view>
 #include <tuple>
 
-#include "lockstep/base/ending_words.h"
-#include "lockstep/base/left_file.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/shown_text.h"
+#include "lockstep/base/whole_file.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/worker/native_stack.h"
 

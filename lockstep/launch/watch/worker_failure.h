@@ -60,7 +60,7 @@ struct WorkerFailure {
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};
   ErrorRecord error{};  // empty if it wrote none
-  // The frames of the thread that a fatal signal ended (base/crash_handler.h),
+  // The frames of the thread that a fatal signal ended (worker/error_file.h),
   // or of the main thread if it hung, the innermost first; empty if it wrote
   // none.
   // Of the thread that failed, the innermost first: frame_line()

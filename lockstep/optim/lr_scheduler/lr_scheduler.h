@@ -2,15 +2,23 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "lockstep/optim/lr_scheduler/scheduler_state.h"
 #include "lockstep/state/resumable_scheduler.h"
+
+namespace lockstep::internal {
+
+class SchedulerGroups;
+class SchedulerRule;
+
+}  // namespace lockstep::internal
 
 namespace lockstep::optim {
 
@@ -18,30 +26,81 @@ namespace lockstep::optim {
 // along a line.
 enum class AnnealStrategy { cos, linear };
 
-// An option of a scheduler for the optimizer's parameter groups: one number for
-// all groups, or a list with one for each.
+// A function from the epoch to a factor of the learning rate.
+using LRLambda = std::function<double(int64_t epoch)>;
+
+// An option of a scheduler for the optimizer's parameter groups: one value for
+// all groups, or a list with one for each. T is double or LRLambda.
 //
 //   .max_lr = 0.1
 //   .max_lr = {0.1, 0.01}
+template <class T>
 class PerGroup {
  public:
-  PerGroup() = default;  // not given
-  PerGroup(double value) : values_{value}, for_all_(true) {}
-  PerGroup(std::initializer_list<double> values)
-      : PerGroup(std::vector<double>(values)) {}
-  PerGroup(std::vector<double> values) : values_(std::move(values)) {}
+  PerGroup() = delete;
+  template <std::convertible_to<T> Value>
+  PerGroup(Value value) : values_{T(std::move(value))}, for_all_(true) {}
+  PerGroup(std::initializer_list<T> values) : values_(values) {}
+  PerGroup(std::vector<T> values) : values_(std::move(values)) {}
 
   bool is_one_for_all() const { return for_all_; }
-  const std::vector<double>& values() const { return values_; }
+  const std::vector<T>& values() const { return values_; }
 
-  // Returns the number of one group. Throws std::invalid_argument that names
-  // `option` ("OneCycleLR: max_lr") unless the option is one number or a list
-  // of `groups` numbers.
-  double of(size_t group, size_t groups, const char* option) const;
+  // Returns the value of one group. Throws std::invalid_argument that names
+  // `option` ("OneCycleLR: max_lr") unless the option is one value or a list
+  // of `groups` values.
+  const T& of(size_t group, size_t groups, const char* option) const;
 
  private:
-  std::vector<double> values_;
+  std::vector<T> values_;
   bool for_all_ = false;
+};
+
+struct ChainedSchedulerOptions;
+struct ConstantLROptions;
+struct CosineAnnealingLROptions;
+struct CosineAnnealingWarmRestartsOptions;
+struct CyclicLROptions;
+struct ExponentialLROptions;
+struct LambdaLROptions;
+struct LinearLROptions;
+struct MultiStepLROptions;
+struct MultiplicativeLROptions;
+struct OneCycleLROptions;
+struct PolynomialLROptions;
+struct SWALROptions;
+struct SequentialLROptions;
+struct StepLROptions;
+
+// The options of any scheduler except ReduceLROnPlateau. It is a part of a
+// SequentialLR or ChainedScheduler, which makes the scheduler:
+//
+//   std::vector<Schedule> schedulers{LinearLROptions{.total_iters = 10},
+//                                    ExponentialLROptions{.gamma = 0.9}};
+class Schedule {
+ public:
+  Schedule(const ChainedSchedulerOptions& options);
+  Schedule(const ConstantLROptions& options);
+  Schedule(const CosineAnnealingLROptions& options);
+  Schedule(const CosineAnnealingWarmRestartsOptions& options);
+  Schedule(const CyclicLROptions& options);
+  Schedule(const ExponentialLROptions& options);
+  Schedule(const LambdaLROptions& options);
+  Schedule(const LinearLROptions& options);
+  Schedule(const MultiStepLROptions& options);
+  Schedule(const MultiplicativeLROptions& options);
+  Schedule(const OneCycleLROptions& options);
+  Schedule(const PolynomialLROptions& options);
+  Schedule(const SWALROptions& options);
+  Schedule(const SequentialLROptions& options);
+  Schedule(const StepLROptions& options);
+
+ private:
+  friend class internal::SchedulerRule;
+
+  using Groups = std::shared_ptr<internal::SchedulerGroups>;
+  std::function<std::unique_ptr<internal::SchedulerRule>(const Groups&)> make_;
+  bool is_composite_ = false;
 };
 
 // The learning-rate schedulers follow torch.optim.lr_scheduler (PyTorch
@@ -81,17 +140,19 @@ class PerGroup {
 // Threads: one at a time.
 class LRScheduler : public ResumableScheduler {
  public:
+  ~LRScheduler() override;
+
   // Sets the learning rates of the next epoch, or of the next step if the
   // options count steps. Call it after the optimizer's step().
-  virtual void step() = 0;
+  void step();
 
   // Returns the learning rate of each group as this scheduler has set them
   // last.
-  const std::vector<double>& get_last_lr() const { return last_lr_; }
+  const std::vector<double>& get_last_lr() const;
 
   // Returns how often step() was called; a part of a SequentialLR counts from
   // the step in which it became active.
-  virtual int64_t last_epoch() const { return last_epoch_; }
+  int64_t last_epoch() const;
 
   // See ResumableScheduler. The state is Python's state_dict() of the scheduler
   // with the same name, with the additional item `param_groups`.
@@ -99,88 +160,22 @@ class LRScheduler : public ResumableScheduler {
   std::function<void()> prepare_load(const StateTree& state) override;
 
  protected:
-  friend class ChainedScheduler;
-  friend class SequentialLR;
+  LRScheduler(torch::optim::Optimizer& optimizer, const Schedule& schedule);
 
-  LRScheduler(internal::SchedulerGroupsPtr groups, const char* name)
-      : name_(name), groups_(std::move(groups)) {}
+ private:
+  std::unique_ptr<internal::SchedulerRule> rule_;
+};
 
-  // Adds what state_dict() has.
-  virtual void list_state(internal::StateFields& fields);
-  internal::StateFields state_fields();
-
-  // The following three are the parts of Python's SequentialLR that reach into
-  // its schedulers. The first sets the rates of epoch 0, as the constructor
-  // does. The second takes back the count of the constructor's step. The third
-  // begins at epoch 0 by a formula that does not use the present rates.
-  virtual void initial_step() = 0;
-  virtual void undo_step() { --last_epoch_; }
-  virtual void begin() = 0;
-
-  // Throws std::invalid_argument if step() would because of the groups that the
-  // optimizer has now.
-  virtual void check_groups() const = 0;
-
-  const char* const name_;  // "StepLR"
-  internal::SchedulerGroupsPtr groups_;
-  int64_t last_epoch_ = -1;
-  std::vector<double> last_lr_;
+// The scheduler with these options; StepLR is SchedulerWith<StepLROptions>.
+template <class Options>
+class SchedulerWith final : public LRScheduler {
+ public:
+  explicit SchedulerWith(torch::optim::Optimizer& optimizer,
+                         const Options& options = {})
+      : LRScheduler(optimizer, options) {}
+  template <class = void>
+  explicit SchedulerWith(  // no such option
+      torch::optim::Optimizer&, ...) = delete;
 };
 
 }  // namespace lockstep::optim
-
-namespace lockstep::internal {
-
-// A scheduler that computes the rates of an epoch by a formula. A class that
-// derives from it calls start() at the end of its constructor.
-class FormulaScheduler : public optim::LRScheduler {
- public:
-  // If the formula throws, the scheduler is as before.
-  void step() override;
-
- protected:
-  using LRScheduler::LRScheduler;
-
-  void start();
-
-  // Returns the rate of each group in epoch last_epoch_.
-  virtual std::vector<double> get_lr() = 0;
-  // Returns the same for epoch 0, from the initial rates alone. This is the
-  // value at 0 of what Python calls the closed form; the default is get_lr().
-  virtual std::vector<double> first_lr() { return get_lr(); }
-  // Throws std::invalid_argument if adopt() cannot prepare for the group.
-  virtual void check(size_t group) const { static_cast<void>(group); }
-  // Prepares for a group that the scheduler has not seen yet, after check().
-  virtual void adopt(size_t group) { static_cast<void>(group); }
-  // Returns what becomes the group's element of base_lrs_; called after
-  // adopt().
-  virtual double base_lr_of(size_t group) { return groups_->initial_lr(group); }
-
-  // Return a formula's value for each group: the first from the present rate,
-  // the second from the initial one.
-  template <class Formula>
-  std::vector<double> from_present(const Formula& formula) const {
-    std::vector<double> rates = groups_->lrs();
-    for (double& rate : rates) rate = formula(rate);
-    return rates;
-  }
-  template <class Formula>
-  std::vector<double> from_initial(const Formula& formula) const {
-    std::vector<double> rates = base_lrs_;
-    for (double& rate : rates) rate = formula(rate);
-    return rates;
-  }
-
-  void list_state(StateFields& fields) override;
-  void initial_step() override;
-  void begin() override;
-  void check_groups() const override;
-  void set(const std::vector<double>& rates);
-  void adopt_groups();
-
-  std::vector<double> base_lrs_;  // the initial rates
-  int64_t step_count_ = 0;
-  bool is_initial_ = false;  // within initial_step()
-};
-
-}  // namespace lockstep::internal

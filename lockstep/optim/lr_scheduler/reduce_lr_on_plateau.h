@@ -42,7 +42,7 @@ struct ReduceLROnPlateauOptions {
   int64_t cooldown{0};
 
   // The rates are not reduced below this one.
-  PerGroup min_lr = 0.0;
+  PerGroup<double> min_lr = 0.0;
 
   // A reduction by no more than this is left out.
   double eps{1e-8};

@@ -13,7 +13,7 @@
 #include <tuple>
 #include <utility>
 
-#include "lockstep/state/scheduler_values.h"
+#include "lockstep/state/optimizer_group.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,13 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <concepts>
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -63,21 +60,8 @@ namespace lockstep {
 template <typename Function, typename... Args>
 auto checkpoint(const CheckpointOptions& options, Function&& function,
                 Args&&... args) {
-  using Call = internal::TypedCall<Function, Args...>;
-  using Result = typename Call::Result;
-  if (!at::GradMode::is_enabled()) {
-    std::decay_t<Function> own(std::forward<Function>(function));
-    return Result(internal::call_forward(own, std::forward<Args>(args)...));
-  }
-  auto owned =
-      std::make_unique<Call>(std::forward<Function>(function), args...);
-  auto& call = *owned;
-  const auto inputs = call.take_tensors();
-  std::optional<Result> result;
-  internal::recorded_checkpoint(
-      options, std::move(owned),
-      [&] { result.emplace(call.first(std::forward<Args>(args)...)); }, inputs);
-  return *std::move(result);
+  return internal::checkpointed(options, std::forward<Function>(function),
+                                std::forward<Args>(args)...);
 }
 
 template <typename Function, typename... Args>

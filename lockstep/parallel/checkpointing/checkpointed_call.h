@@ -2,12 +2,14 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/ArrayRef.h>
 #include <torch/nn/module.h>
 
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <tuple>
@@ -16,7 +18,7 @@
 #include <vector>
 
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
-#include "lockstep/parallel/checkpointing/input_versions.h"
+#include "lockstep/parallel/checkpointing/forward_conditions.h"
 #include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {
@@ -195,6 +197,27 @@ void recorded_checkpoint(const CheckpointOptions& options,
                          std::unique_ptr<CheckpointedCall> call,
                          const std::function<void()>& first,
                          const std::vector<at::Tensor>& inputs);
+
+// The body of checkpoint().
+template <typename Function, typename... Args>
+auto checkpointed(const CheckpointOptions& options, Function&& function,
+                  Args&&... args) {
+  using Call = TypedCall<Function, Args...>;
+  using Result = typename Call::Result;
+  if (!at::GradMode::is_enabled()) {
+    std::decay_t<Function> own(std::forward<Function>(function));
+    return Result(call_forward(own, std::forward<Args>(args)...));
+  }
+  auto owned =
+      std::make_unique<Call>(std::forward<Function>(function), args...);
+  auto& call = *owned;
+  const auto inputs = call.take_tensors();
+  std::optional<Result> result;
+  recorded_checkpoint(
+      options, std::move(owned),
+      [&] { result.emplace(call.first(std::forward<Args>(args)...)); }, inputs);
+  return *std::move(result);
+}
 
 }  // namespace lockstep::internal
 

@@ -18,7 +18,6 @@
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/checkpointing/checkpointed_call.h"
 #include "lockstep/parallel/checkpointing/forward_conditions.h"
-#include "lockstep/parallel/checkpointing/input_versions.h"
 #include "lockstep/parallel/checkpointing/saved_tensors.h"
 
 namespace lockstep::internal {

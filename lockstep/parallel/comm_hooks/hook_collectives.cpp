@@ -1,7 +1,9 @@
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "lockstep/comm/collectives.h"
@@ -60,6 +62,15 @@ CommFuture all_gather_then(const at::Tensor& output, const at::Tensor& input,
 CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   tensor.div_(group->size());
   return all_reduce_then(tensor, group, [tensor] { return tensor; });
+}
+
+void require_real(const GradBucket& bucket, const char* hook) {
+  const auto dtype = bucket.buffer().scalar_type();
+  if (!c10::isComplexType(dtype)) return;
+  throw std::invalid_argument(c10::str(
+      hook, ": the gradients of a bucket are ", dtype,
+      ", and the hook compresses real numbers only; with complex parameters "
+      "use allreduce_hook, or no hook"));
 }
 
 }  // namespace lockstep::internal

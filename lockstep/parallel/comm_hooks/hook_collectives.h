@@ -33,4 +33,9 @@ CommFuture all_gather_then(const at::Tensor& output, const at::Tensor& input,
 // it sums, so that 16-bit dtypes do not overflow in the sum.
 CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group);
 
+// Throws std::invalid_argument if the bucket's gradients are complex, for hooks
+// that compress real numbers only. `hook`: the name of its function. Internal
+// to comm_hooks.
+void require_real(const GradBucket& bucket, const char* hook);
+
 }  // namespace lockstep::internal

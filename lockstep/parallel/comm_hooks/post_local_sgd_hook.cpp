@@ -10,7 +10,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
-#include "lockstep/state/state_entry.h"
+#include "lockstep/state/state_tree.h"
 #include "lockstep/worker/rank_environment.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 
 // The hook of torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook,
 // and Lin et al., "Don't Use Large Mini-batches, Use Local SGD" (ICLR 2020). It
-// is registered like the hooks of default_hooks.h.
+// is registered like the hooks of comm_hooks.h.
 namespace lockstep {
 
 // The arguments of Python's PostLocalSGDState.

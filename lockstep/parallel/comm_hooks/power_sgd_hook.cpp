@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -14,8 +15,47 @@
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
-#include "lockstep/parallel/comm_hooks/orthogonalize.h"
-#include "lockstep/parallel/comm_hooks/real_gradients.h"
+
+namespace lockstep::internal {
+namespace {
+
+void gram_schmidt(const at::Tensor& matrices, double epsilon) {
+  const auto columns = matrices.size(2);
+  for (int64_t i = 0; i < columns; ++i) {
+    auto column = matrices.narrow(2, i, 1);
+    auto norm = at::linalg_vector_norm(column, 2, at::IntArrayRef{1},
+                                       /*keepdim=*/true);
+    if (epsilon == 0) {
+      norm.masked_fill_(norm.eq(0), 1);
+    } else {
+      norm.add_(epsilon);
+    }
+    column.div_(norm);
+    if (i + 1 == columns) break;
+    auto rest = matrices.narrow(2, i + 1, columns - i - 1);
+    rest.sub_((column * rest).sum(1, /*keepdim=*/true) * column);
+  }
+}
+
+// Makes the columns of each of `matrices` ([count, rows, columns], columns <=
+// rows) orthonormal, in place: by Gram-Schmidt for up to two columns and for
+// 16-bit dtypes, otherwise by QR, as Python's PowerSGD does.
+//
+// Gram-Schmidt adds `epsilon` to the norms by which it divides. A column of
+// norm 0 stays 0 (in Python it becomes NaN if epsilon is 0). Internal to
+// comm_hooks.
+void orthogonalize(const at::Tensor& matrices, double epsilon) {
+  const auto dtype = matrices.scalar_type();
+  if (matrices.size(2) <= 2 || dtype == at::kHalf || dtype == at::kBFloat16) {
+    gram_schmidt(matrices, epsilon);
+  } else {
+    matrices.copy_(std::get<0>(at::linalg_qr(matrices)));
+  }
+}
+
+}  // namespace
+
+}  // namespace lockstep::internal
 
 namespace lockstep {
 namespace {

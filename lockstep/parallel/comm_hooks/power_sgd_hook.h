@@ -17,7 +17,7 @@
 // The hook of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, and
 // Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
 // Distributed Optimization" (NeurIPS 2019). It is registered like the hooks of
-// default_hooks.h.
+// comm_hooks.h.
 namespace lockstep {
 
 struct ItemState;  // lockstep/checkpoint/snapshot.h

@@ -18,7 +18,6 @@
 #include "lockstep/parallel/context/attention_call.h"
 #include "lockstep/parallel/context/context_chunks.h"
 #include "lockstep/parallel/context/ring_messages.h"
-#include "lockstep/parallel/context/ring_plan.h"
 
 namespace lockstep {
 namespace internal {

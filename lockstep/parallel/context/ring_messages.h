@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/parallel/context/attention_call.h"
-#include "lockstep/parallel/context/ring_plan.h"
+#include "lockstep/parallel/context/context_chunks.h"
 
 // The messages of ring attention. In step s a rank has the block of the rank s
 // before it. Every message belongs to a step and is started by both ends in

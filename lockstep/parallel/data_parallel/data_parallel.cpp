@@ -41,16 +41,16 @@ DataParallelState::DataParallelState(const torch::nn::Module& module,
 }
 
 std::vector<at::Device> data_parallel_devices(
-    const DataParallelOptions& options) {
-  if (options.intra_op_threads < 0) {
+    const std::vector<at::Device>& device_ids, int64_t intra_op_threads) {
+  if (intra_op_threads < 0) {
     throw std::invalid_argument(
         "DataParallelOptions::intra_op_threads is " +
-        std::to_string(options.intra_op_threads) +
+        std::to_string(intra_op_threads) +
         ": give a number of threads, or 0 for a share of the caller's");
   }
-  if (options.device_ids.empty()) return all_accelerators();
+  if (device_ids.empty()) return all_accelerators();
   std::vector<at::Device> devices;
-  for (const auto& device : options.device_ids) {
+  for (const auto& device : device_ids) {
     devices.push_back(with_index(device));
   }
   return devices;

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "lockstep/comm/version_of.h"
-#include "lockstep/parallel/module/clone_module.h"
+#include "lockstep/parallel/module/module_contents.h"
 #include "lockstep/parallel/module/torch_versions.h"
 
 namespace lockstep::internal {

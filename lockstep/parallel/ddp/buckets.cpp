@@ -1,11 +1,17 @@
 #include "lockstep/parallel/ddp/buckets.h"
 
-#include <algorithm>
-#include <map>
-
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <stdexcept>
+
+#include "lockstep/comm/agreement.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
 
 namespace lockstep::internal {
@@ -121,6 +127,80 @@ bool same_memory(const at::Tensor& tensor, const at::Tensor& place) {
          tensor.scalar_type() == place.scalar_type() &&
          tensor.is_conj() == place.is_conj() &&
          tensor.is_neg() == place.is_neg();
+}
+
+std::vector<std::vector<size_t>> first_buckets(
+    const std::vector<at::Tensor>& tensors, const std::vector<size_t>& members,
+    const BucketLimits& limits) {
+  const BucketLimits none{std::numeric_limits<int64_t>::max()};
+  auto buckets =
+      assign_buckets(tensors, members, limits.empty() ? none : limits);
+  std::ranges::sort(buckets, std::greater());  // by their first parameter
+  return buckets;
+}
+
+std::vector<std::vector<size_t>> order_of_rank_zero(
+    const std::vector<std::vector<size_t>>& buckets, c10::Device device,
+    const ProcessGroupPtr& group) {
+  if (group->size() == 1) return buckets;
+  auto from_rank_zero = [&](const std::vector<int>& numbers) {
+    auto sent = at::tensor(numbers, at::kInt).to(device);
+    broadcast(sent, group->global_ranks()[0], {.group = group});
+    sent = sent.cpu();
+    const auto* data = sent.const_data_ptr<int>();
+    return std::vector<int>(data, data + sent.numel());
+  };
+  std::vector<int> members;
+  std::vector<int> lengths;
+  for (const auto& bucket : buckets) {
+    for (size_t index : bucket) members.push_back(static_cast<int>(index));
+    lengths.push_back(static_cast<int>(bucket.size()));
+  }
+  members.push_back(static_cast<int>(buckets.size()));
+  members = from_rank_zero(members);
+  lengths.resize(members.back());
+  lengths = from_rank_zero(lengths);
+  std::vector<std::vector<size_t>> agreed;
+  auto next = members.begin();
+  for (int length : lengths) {
+    agreed.emplace_back(next, next + length);
+    next += length;
+  }
+  return agreed;
+}
+
+GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
+                             ProcessGroupPtr group)
+    : parameters_(parameters), group_(std::move(group)) {}
+
+void GradientCheck::look(const GradientBucket& bucket) {
+  if (found_ >= 0) return;
+  // One value that is not finite makes the sum so: one pass if all is well. A
+  // sum of finite numbers may overflow, so the parameters are checked one by
+  // one then.
+  const auto sum = at::real(bucket.flat.sum()).item<double>();
+  if (std::isfinite(sum) && !bucket.flat.is_complex()) return;
+  for (const auto& slot : bucket.slots) look(slot.parameter, slot.place);
+}
+
+void GradientCheck::look(size_t parameter, const at::Tensor& gradient) {
+  if (found_ >= 0 || at::isfinite(gradient).all().item<bool>()) return;
+  found_ = static_cast<int64_t>(parameter);
+  is_nan_ = at::isnan(gradient).any().item<bool>();
+}
+
+void GradientCheck::agree(int64_t step) {
+  const auto seen = gather_numbers(group_, {found_, int64_t{is_nan_}});
+  found_ = -1;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (seen[rank][0] < 0) continue;
+    throw std::runtime_error(c10::str(
+        "the gradient of '", parameters_[seen[rank][0]].name, "' on rank ",
+        group_->global_rank(rank), " has ",
+        seen[rank][1] != 0 ? "NaN" : "infinite values", " in step ", step,
+        "; the averages on all ranks are wrong now: call zero_grad() and skip "
+        "the step, or load a snapshot and lower the learning rate"));
+  }
 }
 
 }  // namespace lockstep::internal

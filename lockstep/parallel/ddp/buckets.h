@@ -70,4 +70,47 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
 // Returns whether `tensor` is exactly the memory of `place`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& place);
 
+// Returns the buckets of the first backward, for the `members` among `tensors`.
+// Gradients mostly become ready in reverse order of the parameters, so these
+// buckets are in that order. Without `limits` there is one bucket for each
+// dtype and device.
+std::vector<std::vector<size_t>> first_buckets(
+    const std::vector<at::Tensor>& tensors, const std::vector<size_t>& members,
+    const BucketLimits& limits);
+
+// Collective. Returns the buckets of rank 0; their number may differ from ours,
+// but they have as many members in all. They are sent in two parts, of which
+// the first has the same length on every rank: all members and the number of
+// buckets; then the lengths of the buckets. On the wire as in Python, in
+// tensors on `device`.
+std::vector<std::vector<size_t>> order_of_rank_zero(
+    const std::vector<std::vector<size_t>>& buckets, c10::Device device,
+    const ProcessGroupPtr& group);
+
+// Looks for NaN and infinity in what each rank contributes to a reduction, and
+// makes all ranks fail alike. One thread at a time.
+class GradientCheck {
+ public:
+  // `parameters`: those to which the slots' indices refer; must outlive this.
+  GradientCheck(const std::vector<NamedParameter>& parameters,
+                ProcessGroupPtr group);
+
+  // Checks this rank's contribution, before it is published.
+  void look(const GradientBucket& bucket);
+  void look(size_t parameter, const at::Tensor& gradient);
+  // Forgets what was seen in a backward that was given up.
+  void forget() { found_ = -1; }
+  // Collective, at the end of a backward, before a gradient is used. If any
+  // rank saw NaN or infinity, throws std::runtime_error on all ranks, with
+  // rank, parameter and `step`; if several did, it reports the lowest rank's
+  // first.
+  void agree(int64_t step);
+
+ private:
+  const std::vector<NamedParameter>& parameters_;
+  ProcessGroupPtr group_;
+  int64_t found_ = -1;  // index of a parameter; -1 if there is none
+  bool is_nan_ = false;
+};
+
 }  // namespace lockstep::internal

@@ -1,14 +1,29 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/parallel/ddp/mixed_precision.h"
 
 namespace lockstep {
+
+// DistributedDataParallelOptions::mixed_precision; like _MixedPrecision of
+// torch.nn.parallel.distributed. Without a value the dtype stays as it is.
+struct MixedPrecision {
+  // The dtype of floating-point parameters, and of tensors that are arguments
+  // of forward, while forward and backward run. At any other time parameters
+  // have their own dtype, so grad() with respect to them does not find them in
+  // the graph.
+  std::optional<at::ScalarType> param_dtype{};
+  // The dtype of gradients in their buckets; none means param_dtype.
+  std::optional<at::ScalarType> reduce_dtype{};
+  // The dtype of floating-point buffers, from the constructor on.
+  std::optional<at::ScalarType> buffer_dtype{};
+};
 
 // The arguments of torch.nn.parallel.DistributedDataParallel (PyTorch
 // documentation), with the same defaults except gradient_as_bucket_view. They
@@ -95,10 +110,9 @@ struct DistributedDataParallelOptions {
 
   // ---- Performance: precision ----
 
-  // The dtypes of parameters, gradients and buffers while the model runs
-  // (mixed_precision.h). For hardware that is fast with 16-bit numbers;
-  // autocast is the more careful way. None means that every tensor keeps its
-  // dtype.
+  // The dtypes of parameters, gradients and buffers while the model runs. For
+  // hardware that is fast with 16-bit numbers; autocast is the more careful
+  // way. None means that every tensor keeps its dtype.
   std::optional<MixedPrecision> mixed_precision{};
 
   // ---- Debugging (not in Python) ----

@@ -1,29 +1,50 @@
 #include "lockstep/parallel/ddp/ddp_state.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/nn/modules/embedding.h>
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <unordered_set>
 
-#include <ATen/ops/alias.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/nn/modules/embedding.h>
-
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/version_of.h"
-#include "lockstep/parallel/ddp/broadcast_coalesced.h"
+#include "lockstep/parallel/ddp/equal_replicas.h"
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/reducer.h"
-#include "lockstep/parallel/ddp/replica_check.h"
-#include "lockstep/parallel/module/registered_parameters.h"
-#include "lockstep/parallel/module/result_alias.h"
+#include "lockstep/parallel/module/module_contents.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {
 namespace {
+
+struct ResultAlias : torch::autograd::Function<ResultAlias> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& result) {
+    context->set_materialize_grads(false);
+    return result.detach();
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* /*context*/,
+      torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
+// Returns a tensor of the same memory and version counter whose node in the
+// graph is new. It is not a view: if the caller of a forward changes it in
+// place, autograd keeps the node, while it replaces the nodes of views.
+at::Tensor result_alias(const at::Tensor& result) {
+  return ResultAlias::apply(result);
+}
 
 std::invalid_argument mistake(const std::string& what) {
   return std::invalid_argument("DistributedDataParallel: " + what);
@@ -620,6 +641,39 @@ void DdpState::set_sample_rate(int64_t rate) {
   for (auto& [training, reducer] : reducers_) {
     reducer->times().set_sample_rate(rate);
   }
+}
+
+LowPrecisionParameters::LowPrecisionParameters(
+    const std::vector<at::Tensor>& parameters, at::ScalarType dtype) {
+  for (const auto& parameter : parameters) {
+    if (!parameter.is_floating_point() || parameter.scalar_type() == dtype) {
+      continue;
+    }
+    parameters_.push_back(
+        {parameter, {}, at::empty_like(parameter.variable_data(), dtype)});
+  }
+}
+
+void LowPrecisionParameters::lower(bool casts) {
+  if (depth_ == 0) {
+    const at::NoGradGuard no_grad;
+    for (auto& [parameter, master, low] : parameters_) {
+      master = parameter.variable_data();
+      if (casts) low.copy_(master);
+      parameter.set_data(low);
+    }
+  }
+  ++depth_;
+}
+
+void LowPrecisionParameters::restore() {
+  if (--depth_ > 0) return;
+  for (auto& [parameter, master, low] : parameters_) parameter.set_data(master);
+}
+
+at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.defined() && tensor.is_floating_point() ? tensor.to(dtype)
+                                                        : tensor;
 }
 
 }  // namespace lockstep::internal

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -20,11 +21,42 @@
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_options.h"
 #include "lockstep/parallel/ddp/logging_data.h"
-#include "lockstep/parallel/ddp/low_precision_parameters.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/module/forward_arguments.h"
 #include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {
+
+// Floating-point parameters that have `dtype` while forward or backward uses
+// them, and their own dtype at any other time. One thread at a time.
+class LowPrecisionParameters {
+ public:
+  LowPrecisionParameters(const std::vector<at::Tensor>& parameters,
+                         at::ScalarType dtype);
+
+  // lower_for_forward() casts the parameters; lower_for_backward() uses the
+  // casts of the last forward. Calls nest: each needs its restore(), and only
+  // the outermost has an effect. Both directions make LibTorch drop the
+  // parameters' gradient accumulators.
+  void lower_for_forward() { lower(/*casts=*/true); }
+  void lower_for_backward() { lower(/*casts=*/false); }
+  void restore();
+  bool is_low() const { return depth_ > 0; }
+
+ private:
+  struct Parameter {
+    at::Tensor parameter;
+    at::Tensor master;  // its data at other times
+    at::Tensor low;
+  };
+  void lower(bool casts);
+
+  std::vector<Parameter> parameters_;
+  int depth_ = 0;
+};
+
+// Casts floating-point tensors to `dtype`, and returns others unchanged.
+at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype);
 
 class Reducer;
 
@@ -64,6 +96,30 @@ class DdpState final : public Joinable {
     std::vector<uint32_t> versions_;
     const int exceptions_ = std::uncaught_exceptions();
   };
+
+  // Runs `forward(module, args...)` with what the wrapper does before and after
+  // it, and returns its result.
+  template <typename Impl, typename Forward, typename... Args>
+  decltype(auto) run_forward(Impl& module, const Forward& forward,
+                             Args&&... args) {
+    ForwardPass pass(*this);
+    ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+    if (lowers_parameters()) {
+      arguments.replace([this](const std::vector<at::Tensor*>& tensors) {
+        for (auto* tensor : tensors) *tensor = cast(*tensor);
+      });
+    }
+    return call_then(
+        [&]() -> decltype(auto) { return arguments.call(forward, module); },
+        [&](auto&... result) {
+          pass.require_unwritten();
+          arguments.copy_changed();
+          arguments.put_back();
+          arguments.visit_written(
+              [&](at::Tensor& tensor) { pass.returns(tensor); });
+          (pass.returns(result), ...);
+        });
+  }
 
   // Returns an argument of forward as mixed_precision asks for it.
   at::Tensor cast(const at::Tensor& argument) const {

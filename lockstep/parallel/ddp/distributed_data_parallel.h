@@ -2,6 +2,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -14,7 +15,6 @@
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/join/join.h"
-#include "lockstep/parallel/module/forward_arguments.h"
 #include "lockstep/parallel/module/wrapped_module.h"
 
 namespace lockstep {
@@ -87,32 +87,22 @@ class DistributedDataParallel
   using WrappedModule<DistributedDataParallel, Module>::module;
 
   explicit DistributedDataParallel(
-      const typename internal::ModulePointer<Module>::Given& given,
+      const ModuleHandle<Module>& given,
       const DistributedDataParallelOptions& options = {})
       : WrappedModule<DistributedDataParallel, Module>(given),
         state_(std::make_unique<internal::DdpState>(*module(), options)) {}
   template <class = void>
   explicit DistributedDataParallel(  // no such option
-      const typename internal::ModulePointer<Module>::Given&, ...) = delete;
+      const ModuleHandle<Module>&, ...) = delete;
 
-  // While it lives, backward passes of forwards made under it accumulate
-  // gradients on this rank only; the next averaging backward averages the sum.
-  class [[nodiscard]] NoSync {
-   public:
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-    ~NoSync() { state_.require_backward_grad_sync = before_; }
-
-   private:
-    friend DistributedDataParallel;
-    explicit NoSync(internal::DdpState& state)
-        : state_(state),
-          before_(std::exchange(state.require_backward_grad_sync, false)) {}
-
-    internal::DdpState& state_;
-    bool before_;
-  };
-  NoSync no_sync() { return NoSync(*state_); }
+  // While the result lives, backward passes of forwards made under it
+  // accumulate gradients on this rank only; the next averaging backward
+  // averages the sum.
+  NoSync no_sync() {
+    bool& syncs = state_->require_backward_grad_sync;
+    return NoSync(
+        [&syncs, before = std::exchange(syncs, false)] { syncs = before; });
+  }
 
   // Runs `body`, a training loop, in which this rank may do more or fewer
   // forward and backward passes than the others (join/join.h). With optimizers
@@ -135,8 +125,9 @@ class DistributedDataParallel
   // averaged; after the step the gradient is dropped. Gradients cannot be
   // clipped or unscaled, nor accumulated over several backward passes outside
   // no_sync(). Call it before the first backward.
-  void apply_optimizer_in_backward(
-      const internal::DdpState::MakeOptimizer& make) {
+  using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+      std::vector<at::Tensor> parameters)>;
+  void apply_optimizer_in_backward(const MakeOptimizer& make) {
     state_->apply_optimizer_in_backward(make);
   }
   // Returns these optimizers, in the order of the trained parameters, for
@@ -165,23 +156,7 @@ class DistributedDataParallel
 
   template <typename Forward, typename... Args>
   decltype(auto) run(const Forward& forward, Args&&... args) {
-    internal::DdpState::ForwardPass pass(*state_);
-    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
-    if (state_->lowers_parameters()) {
-      arguments.replace([this](const std::vector<at::Tensor*>& tensors) {
-        for (auto* tensor : tensors) *tensor = state_->cast(*tensor);
-      });
-    }
-    return internal::call_then(
-        [&]() -> decltype(auto) { return arguments.call(forward, *module()); },
-        [&](auto&... result) {
-          pass.require_unwritten();
-          arguments.copy_changed();
-          arguments.put_back();
-          arguments.visit_written(
-              [&](at::Tensor& tensor) { pass.returns(tensor); });
-          (pass.returns(result), ...);
-        });
+    return state_->run_forward(*module(), forward, std::forward<Args>(args)...);
   }
 
   std::unique_ptr<internal::DdpState> state_;

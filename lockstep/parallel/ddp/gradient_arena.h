@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/base/process_mark.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep::internal {

@@ -1,75 +1,56 @@
 #include "lockstep/parallel/ddp/model_agreement.h"
 
-#include <sstream>
+#include <optional>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <ATen/ATen.h>
 #include <c10/util/strides.h>
 
-#include "lockstep/base/deadline.h"
+#include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/errors.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 namespace {
 
-// Writes one line for each tensor, with all that the ranks must agree on.
-std::string describe(const std::vector<NamedParameter>& tensors,
-                     const char* kind) {
-  std::string text;
-  for (const auto& [name, tensor] : tensors) {
-    text += c10::str(kind, " '", name, "' of ", tensor.scalar_type(),
-                     tensor.sizes());
-    if (tensor.strides() != c10::contiguous_strides(tensor.sizes())) {
-      text += c10::str(" with strides ", tensor.strides());
-    }
-    text += tensor.requires_grad() ? "\n" : " without grad\n";
-  }
-  return text;
-}
-
-std::vector<std::string> split(const std::string& text) {
+// Returns one line for each tensor, with all that the ranks must agree on.
+std::vector<std::string> describe(const std::vector<NamedParameter>& parameters,
+                                  const std::vector<NamedParameter>& buffers) {
   std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  const auto add = [&](const char* kind, const NamedParameter& named) {
+    const auto& [name, tensor] = named;
+    std::string line = c10::str(kind, " '", name, "' of ", tensor.scalar_type(),
+                                tensor.sizes());
+    if (tensor.strides() != c10::contiguous_strides(tensor.sizes())) {
+      line += c10::str(" with strides ", tensor.strides());
+    }
+    lines.push_back(line + (tensor.requires_grad() ? "" : " without grad"));
+  };
+  for (const auto& parameter : parameters) add("parameter", parameter);
+  for (const auto& buffer : buffers) add("buffer", buffer);
   return lines;
 }
 
-// Returns, for example, "rank 0 has parameter 'a' of Float[2], rank 2 has
-// parameter 'a' of Float[3]".
-std::string first_difference(int rank, const std::string& text, int other_rank,
-                             const std::string& other_text) {
-  auto first = split(text);
-  auto other = split(other_text);
-  size_t at = 0;
-  while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
-  auto line = [&](const auto& lines, const auto& beside) -> std::string {
-    if (at < lines.size()) return lines[at];
-    // "parameter" or "buffer", as in the other rank's line.
-    return "no " + beside[at].substr(0, beside[at].find(' ')) + " number " +
-           std::to_string(at);
-  };
-  return "rank " + std::to_string(rank) + " has " + line(first, other) +
-         ", rank " + std::to_string(other_rank) + " has " + line(other, first);
-}
-
-// Compares the descriptions of Lockstep's ranks through the store. This needs
-// no collective, which a Python rank would not join, and no waiting: each rank
-// writes everything to the store before it enters the first collective of the
-// constructor, and reads what the others wrote after that collective.
+// Compares the descriptions of Lockstep's ranks through the store. This is not
+// an Agreement until a difference is known, because a Python rank would not
+// take part. It needs no waiting: each rank writes to the store before it
+// enters the first collective of the constructor, and reads what the others
+// wrote after that collective.
 class Meeting {
  public:
-  Meeting(std::string text, const ProcessGroupPtr& group)
-      : text_(std::move(text)), group_(group) {
+  Meeting(std::vector<std::string> lines, const ProcessGroupPtr& group)
+      : lines_(std::move(lines)), group_(group) {
     // Each rank counts its own wrappers; all ranks construct them in one order.
-    auto number =
-        group->store()->add("ddp/wrapped/" + std::to_string(group->rank()), 1);
+    auto number = inside(group).store()->add(
+        "ddp/wrapped/" + std::to_string(group->rank()), 1);
     store_ = c10::make_intrusive<c10d::PrefixStore>(
-        "ddp/" + std::to_string(number), group->store());
+        "ddp/" + std::to_string(number), inside(group).store());
     Digest digest;
-    digest.add(text_);
-    auto mine = bytes(std::to_string(digest.value()));
+    for (const auto& line : lines_) digest.add(line + "\n");
+    const auto mine = std::to_string(digest.value());
     store_->add("ours", 1);
     // The first rank to arrive stores the digest with which the others compare
     // theirs. Unlike set(), add() waits until the store has answered: another
@@ -87,19 +68,33 @@ class Meeting {
     if (store_->add("differs", 0) == 0) return;
     // Python ranks do not take part, so with any of them this lasts until its
     // timeout.
-    Deadline deadline = Deadline::after(
-        std::min<std::chrono::milliseconds>(kTextsTimeout, group_->timeout()));
-    auto texts = exchange(deadline);
-    int first = -1;
-    for (int rank = 0; rank < group_->size(); ++rank) {
-      if (texts[rank].empty()) continue;
-      if (first < 0) first = rank;
-      if (texts[rank] == texts[first]) continue;
-      fail(first_difference(group_->global_ranks()[first], texts[first],
-                            group_->global_ranks()[rank], texts[rank]));
+    Agreement agreement(group_, {.way = AgreementWay::store_before_error,
+                                 .timeout = std::min<std::chrono::milliseconds>(
+                                     kTextsTimeout, group_->timeout())});
+    for (size_t i = 0; i < lines_.size(); ++i) {
+      agreement.hold(std::to_string(i), lines_[i]);
     }
-    fail("rank " + std::to_string(group_->global_ranks()[group_->rank()]) +
-         " could not learn how, because the other ranks have gone");
+    std::optional<Agreement::Difference> found;
+    std::string why = ", because the other ranks have gone";
+    try {
+      found = agreement.compare();
+    } catch (const std::exception&) {
+      why = ": " + words_of(std::current_exception());
+    }
+    if (!found) {
+      fail(c10::str("rank ", group_->global_rank(group_->rank()),
+                    " could not learn how", why));
+    }
+    // A line that one rank lacks is a parameter or a buffer, as the other's.
+    const auto line = [&](const std::string& text, const std::string& other) {
+      return text != "nothing"
+                 ? text
+                 : c10::str("no ", other.substr(0, other.find(' ')), " number ",
+                            found->name);
+    };
+    fail(c10::str("rank ", found->first_rank, " has ",
+                  line(found->first_text, found->text), ", rank ", found->rank,
+                  " has ", line(found->text, found->first_text)));
   }
 
   [[noreturn]] static void fail(const std::string& difference) {
@@ -110,56 +105,7 @@ class Meeting {
  private:
   static constexpr std::chrono::seconds kTextsTimeout{5};
 
-  static std::vector<uint8_t> bytes(const std::string& text) {
-    return {text.begin(), text.end()};
-  }
-
-  std::vector<std::string> keys(const char* what) const {
-    std::vector<std::string> all;
-    for (int rank = 0; rank < group_->size(); ++rank) {
-      all.push_back(what + std::to_string(rank));
-    }
-    return all;
-  }
-
-  void wait(const std::vector<std::string>& keys, const Deadline& deadline) {
-    try {
-      // A timeout of zero would mean: for ever.
-      store_->wait(
-          keys, std::max(deadline.remaining(), std::chrono::milliseconds(1)));
-    } catch (const c10::Error&) {
-      // The time is over, or the store's host has left: the texts that have
-      // come must be enough.
-    }
-  }
-
-  // Returns the texts by rank of the group; empty if a rank gave none.
-  std::vector<std::string> exchange(const Deadline& deadline) {
-    std::vector<std::string> texts(group_->size());
-    texts[group_->rank()] = text_;
-    auto text_keys = keys("text/");
-    auto read_keys = keys("read/");
-    try {
-      store_->set(text_keys[group_->rank()], bytes(text_));
-      wait(text_keys, deadline);
-      for (int rank = 0; rank < group_->size(); ++rank) {
-        if (rank == group_->rank() || !store_->check({text_keys[rank]})) {
-          continue;
-        }
-        auto text = store_->get(text_keys[rank]);
-        texts[rank].assign(text.begin(), text.end());
-      }
-      // The store ends when its host throws and exits. So each rank marks that
-      // it has read the texts, and waits for all marks before it throws.
-      store_->set(read_keys[group_->rank()], bytes("1"));
-      wait(read_keys, deadline);
-    } catch (const c10::Error&) {
-      // The store's host has left.
-    }
-    return texts;
-  }
-
-  std::string text_;
+  const std::vector<std::string> lines_;
   ProcessGroupPtr group_;
   c10::intrusive_ptr<c10d::Store> store_;
 };
@@ -244,8 +190,7 @@ bool verify_same_model(const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& buffers,
                        const std::vector<NamedParameter>& trained,
                        const ProcessGroupPtr& group) {
-  Meeting meeting(
-      describe(parameters, "parameter") + describe(buffers, "buffer"), group);
+  Meeting meeting(describe(parameters, buffers), group);
   PythonsCheck check(trained, group);
   auto counts = check.gather_counts();
   meeting.throw_if_different();

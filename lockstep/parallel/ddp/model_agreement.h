@@ -13,7 +13,8 @@ namespace lockstep::internal {
 // If all ranks run Lockstep, every rank throws, and the message names the first
 // rank, parameter and difference: names, shapes, strides, dtypes, requires_grad
 // and order of parameters and buffers are compared. The ranks compare through
-// the group's store, which costs each rank five requests.
+// the group's store, which costs each rank five requests. If a rank is
+// Python's, a difference between ranks of Lockstep is named after 5 seconds.
 //
 // On the wire this does what Python's DistributedDataParallel does, which
 // compares only the number of trained parameters, their sizes and strides: a

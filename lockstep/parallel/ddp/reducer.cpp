@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/parallel/ddp/bucket_order.h"
+#include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
 #include "lockstep/trace/current_call.h"
 

@@ -14,7 +14,6 @@
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_times.h"
 #include "lockstep/parallel/ddp/gradient_buckets.h"
-#include "lockstep/parallel/ddp/gradient_check.h"
 #include "lockstep/parallel/ddp/readiness.h"
 #include "lockstep/trace/span.h"
 

@@ -3,14 +3,10 @@
 #include <concepts>
 #include <memory>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
-#include "lockstep/parallel/module/forward_arguments.h"
-#include "lockstep/parallel/module/forward_result.h"
 #include "lockstep/parallel/module/wrapped_module.h"
 
 namespace lockstep {
@@ -112,25 +108,23 @@ namespace lockstep {
 // Use from one thread.
 template <typename Module>
 class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
-  using Pointer = internal::ModulePointer<Module>;
-
  public:
   using WrappedModule<FullyShard, Module>::module;
 
-  explicit FullyShard(const typename Pointer::Given& given,
+  explicit FullyShard(const ModuleHandle<Module>& given,
                       const FullyShardOptions& options = {})
       : WrappedModule<FullyShard, Module>(given),
         unit_(internal::ShardedUnit::make(*module(), options)) {}
   template <class = void>
   explicit FullyShard(  // no such option
-      const typename Pointer::Given&, ...) = delete;
+      const ModuleHandle<Module>&, ...) = delete;
   // `make()` returns the module.
   template <typename Make>
-    requires(!std::convertible_to<const Make&, typename Pointer::Given>) &&
+    requires(!std::convertible_to<const Make&, ModuleHandle<Module>>) &&
             std::convertible_to<std::invoke_result_t<const Make&>,
-                                typename Pointer::Given>
+                                ModuleHandle<Module>>
   explicit FullyShard(const Make& make, const FullyShardOptions& options = {})
-      : FullyShard(typename Pointer::Given(make()), options) {}
+      : FullyShard(ModuleHandle<Module>(make()), options) {}
 
   // The same as module(), for register_module() of the module that contains
   // this one.
@@ -139,24 +133,14 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   template <typename... Args>
   void to(Args&&...) = delete;  // call to() of the module before you shard it
 
-  // While it lives, backward passes leave the full gradients on this rank,
-  // which takes their memory; the next backward after it averages the sum.
-  class [[nodiscard]] NoSync {
-   public:
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-    ~NoSync() { unit_->set_requires_gradient_sync(before_); }
-
-   private:
-    friend FullyShard;
-    explicit NoSync(std::shared_ptr<internal::ShardedUnit> unit)
-        : unit_(std::move(unit)),
-          before_(unit_->set_requires_gradient_sync(false)) {}
-
-    const std::shared_ptr<internal::ShardedUnit> unit_;
-    const bool before_;
-  };
-  NoSync no_sync() { return NoSync(unit_); }
+  // While the result lives, backward passes leave the full gradients on this
+  // rank, which takes their memory; the next backward after it averages the
+  // sum.
+  NoSync no_sync() {
+    const bool before = unit_->set_requires_gradient_sync(false);
+    return NoSync(
+        [unit = unit_, before] { unit->set_requires_gradient_sync(before); });
+  }
   // Zeroes, or drops, the gradients of the shards and what no_sync() has kept
   // in this unit and those in it. An optimizer's zero_grad() sees shards only.
   void zero_grad(bool set_to_none = true) {
@@ -210,23 +194,8 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
 
   template <typename Forward, typename... Args>
   decltype(auto) run(const Forward& forward, Args&&... args) {
-    internal::UnitForward pass(unit_);
-    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
-    arguments.replace([&](const std::vector<at::Tensor*>& tensors) {
-      pass.take_inputs(tensors);
-    });
-    return internal::call_then(
-        [&]() -> decltype(auto) { return arguments.call(forward, *module()); },
-        [&](auto&... result) {
-          const auto note = [&](auto& tensor) { pass.will_return(tensor); };
-          const auto visit = [&](auto& tensor) { pass.returns(tensor); };
-          arguments.put_back();
-          arguments.visit_written(note);
-          (visit_tensors(result, note), ...);
-          arguments.visit_written(visit);
-          (visit_tensors(result, visit), ...);
-          pass.end();
-        });
+    return internal::run_unit(unit_, *module(), forward,
+                              std::forward<Args>(args)...);
   }
 
   std::shared_ptr<internal::ShardedUnit> unit_;

@@ -20,7 +20,7 @@
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/sharding_root.h"
 #include "lockstep/parallel/fsdp/unit_hooks.h"
-#include "lockstep/parallel/module/registered_parameters.h"
+#include "lockstep/parallel/module/module_contents.h"
 
 namespace lockstep::internal {
 namespace {

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
+#include "lockstep/parallel/module/forward_arguments.h"
+#include "lockstep/parallel/module/forward_result.h"
 
 namespace lockstep::internal {
 
@@ -140,5 +142,29 @@ class UnitForward {
   bool has_graph_ = false;
   bool ended_ = false;
 };
+
+// Runs `forward(module, args...)` as one forward of the unit, and returns its
+// result.
+template <typename Impl, typename Forward, typename... Args>
+decltype(auto) run_unit(const std::shared_ptr<ShardedUnit>& unit, Impl& module,
+                        const Forward& forward, Args&&... args) {
+  UnitForward pass(unit);
+  ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+  arguments.replace([&](const std::vector<at::Tensor*>& tensors) {
+    pass.take_inputs(tensors);
+  });
+  return call_then(
+      [&]() -> decltype(auto) { return arguments.call(forward, module); },
+      [&](auto&... result) {
+        const auto note = [&](auto& tensor) { pass.will_return(tensor); };
+        const auto visit = [&](auto& tensor) { pass.returns(tensor); };
+        arguments.put_back();
+        arguments.visit_written(note);
+        (visit_tensors(result, note), ...);
+        arguments.visit_written(visit);
+        (visit_tensors(result, visit), ...);
+        pass.end();
+      });
+}
 
 }  // namespace lockstep::internal

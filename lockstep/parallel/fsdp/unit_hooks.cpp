@@ -3,12 +3,15 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
+#include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
 
 namespace lockstep::internal {
@@ -172,6 +175,34 @@ bool accumulates_into(const std::vector<at::Tensor>& tensors) {
     const auto found = info->find(accumulator.get());
     return found != info->end() && found->second.needed_;
   });
+}
+
+std::vector<at::Tensor> graph_leaves(
+    const std::vector<at::Tensor>& results,
+    const std::function<bool(const torch::autograd::Node&)>& follow) {
+  using torch::autograd::AccumulateGrad;
+  using torch::autograd::Node;
+  std::vector<at::Tensor> leaves;
+  std::vector<const Node*> open;
+  for (const at::Tensor& result : results) {
+    open.push_back(result.grad_fn().get());
+  }
+  std::unordered_set<const Node*> seen;
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second || !follow(*node)) {
+      continue;
+    }
+    for (const auto& edge : node->next_edges()) {
+      open.push_back(edge.function.get());
+    }
+    const auto* leaf = dynamic_cast<const AccumulateGrad*>(node);
+    if (leaf != nullptr && unit_of(leaf->variable) == nullptr) {
+      leaves.push_back(leaf->variable);
+    }
+  }
+  return leaves;
 }
 
 }  // namespace lockstep::internal

@@ -8,6 +8,10 @@
 #include <memory>
 #include <vector>
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace lockstep::internal {
 
 class ShardedUnit;
@@ -55,5 +59,12 @@ void at_end_of_backward(std::function<void()> ended,
 // Inside of a backward: whether it adds to the .grad of one of `tensors`, which
 // grad() does not.
 bool accumulates_into(const std::vector<at::Tensor>& tensors);
+
+// Returns the leaves, each once, to which the graphs of `results` lead through
+// nodes for which `follow` returns true. Parameters in a FullyShard are not
+// among them: their unit looks after them.
+std::vector<at::Tensor> graph_leaves(
+    const std::vector<at::Tensor>& results,
+    const std::function<bool(const torch::autograd::Node&)>& follow);
 
 }  // namespace lockstep::internal

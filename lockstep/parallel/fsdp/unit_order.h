@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
+#include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
 
@@ -29,11 +30,11 @@ class UnitOrder {
   // Forgets what was noted.
   void clear();
 
-  // Collective: a message of 16 bytes, and `bits`, if all ranks of `group` have
-  // noted the same since the last call. Otherwise returns on all ranks which
-  // two differ, and where. `unit_name` names a unit by its number. Forgets what
-  // was noted. `bits`, as many on all ranks, become those that any rank has
-  // set.
+  // Collective: an Agreement (16 bytes) that tells `bits`, if all ranks of
+  // `group` have noted the same since the last call. Otherwise returns on all
+  // ranks which two differ, and where. `unit_name` names a unit by its number.
+  // Forgets what was noted. `bits`, as many on all ranks, become those that any
+  // rank has set.
   std::optional<std::string> difference(
       const ProcessGroupPtr& group,
       const std::function<std::string(size_t)>& unit_name,
@@ -47,7 +48,7 @@ class UnitOrder {
     std::string trained;
   };
   int64_t count_ = 0;
-  uint64_t digest_ = 0;
+  Digest digest_;
   std::deque<Noted> last_;  // for the error
 };
 

@@ -10,10 +10,10 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/agreement.h"
-#include "lockstep/comm/host_id.h"
+#include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
-#include "lockstep/parallel/mesh/ranks_text.h"
+#include "lockstep/parallel/mesh/mesh_layout.h"
 
 namespace lockstep {
 namespace {

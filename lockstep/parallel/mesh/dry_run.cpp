@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/parallel/mesh/ranks_text.h"
+#include "lockstep/parallel/mesh/mesh_layout.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
-#include "lockstep/state/state_entry.h"
+#include "lockstep/state/state_tree.h"
 
 namespace lockstep {
 namespace {
@@ -20,8 +20,7 @@ void require_at_least(const char* name, int64_t given, int64_t lowest) {
       c10::str(name, " is ", given, "; give ", lowest, " or more steps"));
 }
 
-void append_with_gradient(const std::vector<at::Tensor>& params,
-                          std::vector<at::Tensor>& out) {
+void append_with_gradient(at::TensorList params, std::vector<at::Tensor>& out) {
   for (const auto& parameter : params) {
     if (parameter.grad().defined()) out.push_back(parameter);
   }
@@ -67,7 +66,7 @@ void ModelAverager::load_state_dict(
   step = internal::state_entry(state, "step", "ModelAverager");
 }
 
-void ModelAverager::average_parameters(const std::vector<at::Tensor>& params) {
+void ModelAverager::average_parameters(at::TensorList params) {
   std::vector<at::Tensor> with_gradient;
   append_with_gradient(params, with_gradient);
   average(with_gradient);
@@ -116,7 +115,8 @@ HierarchicalModelAverager::HierarchicalModelAverager(
         "; give pairs of period and group size, both rising; each size must "
         "divide that of process_group, and the last must be equal to it");
   };
-  const auto& levels = options.period_group_size_dict;
+  const std::vector<std::pair<int64_t, int>>& levels =
+      options.period_group_size_dict;
   const auto parent = internal::group_or_default(options.process_group);
   if (levels.empty()) refuse("period_group_size_dict is empty");
   for (size_t i = 0; i < levels.size(); ++i) {

@@ -8,10 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/required.h"
 #include "lockstep/comm/process_group.h"
 
 // These classes follow torch.distributed.algorithms.model_averaging (PyTorch
-// source, // averagers.py and hierarchical_model_averager.py).
+// source, averagers.py and hierarchical_model_averager.py).
 namespace lockstep {
 
 // Averages parameters, every so many steps, over ranks that train independently
@@ -25,7 +26,7 @@ class ModelAverager {
   // each once, as one flat tensor; they must be the same on all ranks.
   // Blocking; throws the errors of all_reduce(), and std::invalid_argument for
   // a parameter of which these ranks have different parts (set_placement()).
-  void average_parameters(const std::vector<at::Tensor>& params);
+  void average_parameters(at::TensorList params);
   void average_parameters(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
 
@@ -77,9 +78,9 @@ class PeriodicModelAverager final : public ModelAverager {
 
 struct HierarchicalModelAveragerOptions {
   // Pairs of a period and the size of the groups that average at that period,
-  // both rising. The last size is that of process_group. Required. Example:
+  // both rising. The last size is that of process_group. Example:
   // {{4, 8}, {16, 16}}.
-  std::vector<std::pair<int64_t, int>> period_group_size_dict{};
+  Required<std::vector<std::pair<int64_t, int>>> period_group_size_dict;
 
   // No averaging before this step. Give start_local_sgd_iter of the hook.
   int64_t warmup_steps{0};

@@ -3,13 +3,12 @@
 #include <torch/nn/module.h>
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "lockstep/parallel/module/wrapper_access.h"
 
 namespace torch::nn {
 class AnyModule;
@@ -40,7 +39,62 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 template <std::derived_from<torch::nn::Module> Impl>
 struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 
+// The ways into a wrapper for other parts of Lockstep; its user has none.
+struct WrapperAccess {
+  // The DdpState of a DistributedDataParallel.
+  template <typename Wrapper>
+  static auto& state(Wrapper& wrapper) {
+    return *wrapper.state_;
+  }
+  // The ShardedUnit of a FullyShard, as a std::shared_ptr.
+  template <typename Wrapper>
+  static const auto& unit(const Wrapper& wrapper) {
+    return wrapper.unit_;
+  }
+  // Runs `forward(module, args...)` with what the wrapper does before and after
+  // it, and returns its result.
+  template <typename Wrapper, typename Forward, typename... Args>
+  static decltype(auto) run(Wrapper& wrapper, const Forward& forward,
+                            Args&&... args) {
+    return wrapper.run(forward, std::forward<Args>(args)...);
+  }
+};
+
+// Returns the module that `given` is or has: a module itself; the `module()`
+// of a wrapper, such as DistributedDataParallel; what a holder or a shared_ptr
+// points to, even if that is const.
+template <typename Given>
+torch::nn::Module& module_of(const Given& given) {
+  if constexpr (std::derived_from<Given, torch::nn::Module>) {
+    return const_cast<Given&>(given);
+  } else if constexpr (requires { given.module(); }) {
+    return module_of(given.module());
+  } else if constexpr (requires { given.ptr(); }) {
+    return *given.ptr();
+  } else {
+    return *given;
+  }
+}
+
 }  // namespace internal
+
+// The argument of a wrapper's constructor: the module's holder or
+// std::shared_ptr.
+template <typename Module>
+using ModuleHandle = typename internal::ModulePointer<Module>::Given;
+
+// The result of a wrapper's no_sync(): gradients stay on this rank while it
+// lives.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::function<void()> end) : end_(std::move(end)) {}
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+  ~NoSync() { end_(); }
+
+ private:
+  std::function<void()> end_;
+};
 
 // The members of a module that DistributedDataParallel, FullyShard and
 // DataParallel have, too. To its user a wrapper is the module: `model(x)` and
@@ -142,7 +196,7 @@ class WrappedModule {
   }
 
  protected:
-  explicit WrappedModule(const typename Pointer::Given& module)
+  explicit WrappedModule(const ModuleHandle<Module>& module)
       : module_(Pointer::get(module)) {}
 
  private:
@@ -152,8 +206,7 @@ class WrappedModule {
                                         std::forward<Args>(args)...);
   }
 
-  decltype(Pointer::get(
-      std::declval<const typename Pointer::Given&>())) module_;
+  decltype(Pointer::get(std::declval<const ModuleHandle<Module>&>())) module_;
 };
 
 }  // namespace lockstep

@@ -22,14 +22,11 @@
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
-#include "lockstep/parallel/fsdp/graph_leaves.h"
+#include "lockstep/parallel/fsdp/unit_hooks.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"
-#include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/split_backward.h"
-#include "lockstep/parallel/pipeline/stage_inputs.h"
 #include "lockstep/parallel/pipeline/stage_messages.h"
-#include "lockstep/parallel/pipeline/stage_mistake.h"
 #include "lockstep/parallel/pipeline/tied_weights.h"
 #include "lockstep/state/digest.h"
 #include "lockstep/trace/current_call.h"
@@ -178,15 +175,16 @@ Pipeline::State::State(std::vector<PipelineStage> stages,
                        PipelineOptions options)
     : options_(std::move(options)),
       group_(internal::group_or_default(options_.group)) {
+  const PipelineSchedule& schedule = options_.schedule;
   std::exception_ptr problem;
   try {
-    const size_t ranks = options_.schedule.ranks.size();
+    const size_t ranks = schedule.ranks.size();
     if (ranks != static_cast<size_t>(group_->size())) {
       throw std::invalid_argument(c10::str("the schedule of a pipeline is for ",
                                            ranks, " ranks, but its group has ",
                                            group_->size()));
     }
-    facts_ = check_pipeline_schedule(options_.schedule);
+    facts_ = check_pipeline_schedule(schedule);
     for (PipelineStage& stage : stages) {
       const int index = stage.index();
       if (!stages_.emplace(index, stage).second) {
@@ -205,12 +203,10 @@ Pipeline::State::State(std::vector<PipelineStage> stages,
     problem = std::current_exception();
   }
   agree(std::move(problem));
-  const PipelineSchedule with = has_messages(options_.schedule)
-                                    ? options_.schedule
-                                    : with_messages(options_.schedule);
+  const PipelineSchedule with =
+      has_messages(schedule) ? schedule : with_messages(schedule);
   training_actions_ = actions_of_rank(with, group_->rank());
-  forward_actions_ =
-      actions_of_rank(forward_only(options_.schedule), group_->rank());
+  forward_actions_ = actions_of_rank(forward_only(schedule), group_->rank());
   messages_.emplace(group_, facts_.micro_batches);
   tied_->share_values();
   attach_layouts();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/required.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/pipeline/pipeline_stage.h"
 #include "lockstep/parallel/pipeline/schedule.h"
@@ -59,7 +60,7 @@ struct TiedWeight {
 struct PipelineOptions {
   // The order of the actions (schedules.h): for as many ranks as the group
   // has. It is checked (schedule_check.h) before anything runs.
-  PipelineSchedule schedule{};
+  Required<PipelineSchedule> schedule;
 
   // May be left out for eval() without losses only.
   PipelineLoss loss{};

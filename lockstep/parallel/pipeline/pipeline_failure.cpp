@@ -11,8 +11,8 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
+#include "lockstep/comm/last_words.h"
 #include "lockstep/comm/roll_call.h"
-#include "lockstep/parallel/pipeline/stage_mistake.h"
 
 namespace lockstep::internal {
 namespace {
@@ -28,8 +28,7 @@ void write_failure(const std::vector<ProcessGroupPtr>& groups,
                    const std::string& text) {
   for (const ProcessGroupPtr& group : groups) {
     try {
-      // Unlike set(), this waits until the store has it.
-      group->store()->compareSet(kKey, std::string(), text);
+      LastWords(*inside(group).store(), kKey).say(text);
     } catch (const std::exception&) {
       // The peers learn from the backend that this rank has left.
     }
@@ -40,12 +39,10 @@ std::optional<std::string> read_failure(
     const std::vector<ProcessGroupPtr>& groups) {
   for (const ProcessGroupPtr& group : groups) {
     try {
-      const auto store = group->store();
-      if (!store->check({kKey})) continue;
-      const std::vector<uint8_t> bytes = store->get(kKey);
-      return std::string(bytes.begin(), bytes.end());
+      if (auto text = LastWords(*inside(group).store(), kKey).heard())
+        return text;
     } catch (const std::exception&) {
-      continue;
+      // The store is gone; the next group's may live.
     }
   }
   return std::nullopt;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -24,5 +25,13 @@ namespace lockstep::internal {
 [[noreturn]] void fail_together(const std::vector<ProcessGroupPtr>& groups,
                                 const std::exception_ptr& failure,
                                 const std::string& where);
+
+// Is thrown for what a stage or the loss has returned, if a pipeline cannot use
+// it. The text does not say where: Pipeline::step() and eval() put rank, stage
+// and micro-batch before it, and throw std::invalid_argument.
+class StageMistake : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
 
 }  // namespace lockstep::internal

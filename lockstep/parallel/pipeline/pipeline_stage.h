@@ -5,55 +5,15 @@
 
 #include <functional>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/fsdp/fully_shard.h"
-#include "lockstep/parallel/pipeline/stage_mistake.h"
+#include "lockstep/parallel/pipeline/stage_forward.h"
 #include "lockstep/parallel/pipeline/stage_replicas.h"
 
 namespace lockstep {
-namespace internal {
-
-// Calls forward with as many arguments as there are tensors.
-template <typename Impl>
-std::vector<at::Tensor> forward_tensors(Impl& module,
-                                        const std::vector<at::Tensor>& x) {
-  std::vector<at::Tensor> tensors;
-  const auto take = [&tensors](auto&& result) {
-    visit_tensors(result, [&tensors](const at::Tensor& tensor) {
-      tensors.push_back(tensor);
-    });
-  };
-  if constexpr (requires { module.forward(x[0]); }) {
-    if (x.size() == 1) return take(module.forward(x[0])), tensors;
-  }
-  if constexpr (requires { module.forward(x[0], x[1]); }) {
-    if (x.size() == 2) return take(module.forward(x[0], x[1])), tensors;
-  }
-  if constexpr (requires { module.forward(x[0], x[1], x[2]); }) {
-    if (x.size() == 3) return take(module.forward(x[0], x[1], x[2])), tensors;
-  }
-  if constexpr (requires { module.forward(x[0], x[1], x[2], x[3]); }) {
-    if (x.size() == 4) {
-      return take(module.forward(x[0], x[1], x[2], x[3])), tensors;
-    }
-  }
-  if constexpr (requires { module.forward(x); }) {
-    return take(module.forward(x)), tensors;
-  }
-  throw StageMistake(
-      "the stage before returned " + std::to_string(x.size()) +
-      " tensors, and forward of " + module.name() +
-      " does not take so many; a stage takes 1 to 4 tensors or a std::vector "
-      "of them, by value or const reference, since what it wrote into a "
-      "reference would be lost");
-}
-
-}  // namespace internal
 
 // One stage of a pipeline: a module and its place. Its forward takes what the
 // forward of the stage before returns: 1 to 4 tensors, or a std::vector of
@@ -86,13 +46,8 @@ class PipelineStage {
   template <typename Module>
   PipelineStage(int index, DistributedDataParallel<Module>& model)
       : PipelineStage(index, model.module(), Shared()) {
-    auto& state = internal::WrapperAccess::state(model);
-    replicas_ = internal::replicas_of(state, module_);
-    if (state.lowers_parameters()) {
-      throw std::invalid_argument(
-          "a stage of a pipeline cannot be a DistributedDataParallel with "
-          "mixed_precision; use Autocast in the module's forward");
-    }
+    replicas_ =
+        internal::replicas_of(internal::WrapperAccess::state(model), module_);
   }
 
   // A stage whose parameters are divided over the ranks of the unit's group:

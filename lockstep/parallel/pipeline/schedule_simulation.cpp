@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/parallel/pipeline/schedule_messages.h"
+#include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedule_places.h"
 
 namespace lockstep {

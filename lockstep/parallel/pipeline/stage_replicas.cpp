@@ -106,6 +106,11 @@ class ShardedReplicas final : public StageReplicas {
 
 std::shared_ptr<StageReplicas> replicas_of(
     DdpState& state, std::shared_ptr<torch::nn::Module> module) {
+  if (state.lowers_parameters()) {
+    throw std::invalid_argument(
+        "a stage of a pipeline cannot be a DistributedDataParallel with "
+        "mixed_precision; use Autocast in the module's forward");
+  }
   return std::make_shared<DdpReplicas>(state, std::move(module));
 }
 

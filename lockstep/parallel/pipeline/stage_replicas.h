@@ -34,7 +34,8 @@ class StageReplicas {
 
 // After the last backward of a step, averages the gradients that backwards
 // without the wrapper have accumulated: runs one backward of the wrapper that
-// adds zeros to them. `state` must outlive the result.
+// adds zeros to them. `state` must outlive the result. Throws
+// std::invalid_argument with mixed_precision.
 std::shared_ptr<StageReplicas> replicas_of(
     DdpState& state, std::shared_ptr<torch::nn::Module> module);
 // Gathers the parameters, and divides the gradients after the last backward.

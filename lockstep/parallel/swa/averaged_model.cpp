@@ -11,7 +11,6 @@
 #include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {
-namespace internal {
 namespace {
 
 // Throws unless both lists have tensors of the same sizes, divided alike.
@@ -25,7 +24,7 @@ void require_same_sizes(const std::vector<at::Tensor>& averaged,
         "; give the model that was averaged from the beginning");
   }
   const auto is_shard = [](const at::Tensor& tensor) {
-    const auto* layout = layout_of(tensor);
+    const auto* layout = internal::layout_of(tensor);
     return layout != nullptr && layout->range.has_value();
   };
   for (size_t i = 0; i < averaged.size(); ++i) {
@@ -97,8 +96,6 @@ void WeightAverage::update(const torch::nn::Module& model) {
   }
   n_averaged_ += 1;
 }
-
-}  // namespace internal
 
 AveragingFunction get_ema_avg_fn(double decay) {
   if (!(decay >= 0 && decay <= 1)) {

@@ -8,9 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/parallel/module/clone_module.h"
+#include "lockstep/parallel/module/module_contents.h"
 #include "lockstep/parallel/module/wrapped_module.h"
-#include "lockstep/parallel/swa/module_of.h"
 
 // This header follows torch.optim.swa_utils (PyTorch documentation,
 // "torch.optim", Weight Averaging).
@@ -44,8 +43,6 @@ struct AveragedModelOptions {
   bool use_buffers{false};
 };
 
-namespace internal {
-
 // The part of AveragedModel that does not depend on the module's type.
 class WeightAverage : public torch::nn::Module {
  public:
@@ -58,7 +55,7 @@ class WeightAverage : public torch::nn::Module {
   // divided by FullyShard; nothing has changed then.
   template <typename Model>
   void update_parameters(const Model& model) {
-    update(module_of(model));
+    update(internal::module_of(model));
   }
 
   // The number of updates. It is a buffer with the name that Python has.
@@ -75,8 +72,6 @@ class WeightAverage : public torch::nn::Module {
   AveragedModelOptions options_;
   at::Tensor n_averaged_;
 };
-
-}  // namespace internal
 
 // A copy of a module whose parameters are an average over the steps of
 // training: with equal weights (Izmailov et al., "Averaging Weights Leads to
@@ -125,15 +120,15 @@ class WeightAverage : public torch::nn::Module {
 // (The parameter is not named Module, because that would be torch::nn::Module
 // in a class that derives from it.)
 template <typename Model>
-class AveragedModel : public internal::WeightAverage {
+class AveragedModel : public WeightAverage {
   using Pointer = internal::ModulePointer<Model>;
   using Impl = typename decltype(Pointer::get(
-      std::declval<typename Pointer::Given&>()))::element_type;
+      std::declval<ModuleHandle<Model>&>()))::element_type;
 
  public:
   // Throws std::invalid_argument if the module cannot be cloned, or is divided
   // by FullyShard.
-  explicit AveragedModel(const typename Pointer::Given& model,
+  explicit AveragedModel(const ModuleHandle<Model>& model,
                          const AveragedModelOptions& options = {})
       : AveragedModel(*Pointer::get(model),
                       std::dynamic_pointer_cast<Impl>(internal::clone_module(
@@ -143,12 +138,12 @@ class AveragedModel : public internal::WeightAverage {
 
   template <class = void>
   explicit AveragedModel(  // no such option
-      const typename Pointer::Given&, ...) = delete;
+      const ModuleHandle<Model>&, ...) = delete;
 
   // Uses `copy`, another module with parameters of the same shapes, to which
   // the values of `model` are copied. Its mode (training or not) stays.
-  AveragedModel(const typename Pointer::Given& model,
-                const typename Pointer::Given& copy,
+  AveragedModel(const ModuleHandle<Model>& model,
+                const ModuleHandle<Model>& copy,
                 const AveragedModelOptions& options = {})
       : AveragedModel(*Pointer::get(model), Pointer::get(copy), options) {}
 
@@ -167,8 +162,7 @@ class AveragedModel : public internal::WeightAverage {
  private:
   AveragedModel(const torch::nn::Module& model, std::shared_ptr<Impl> copy,
                 const AveragedModelOptions& options)
-      : internal::WeightAverage(copy, model, options),
-        module_(std::move(copy)) {}
+      : WeightAverage(copy, model, options), module_(std::move(copy)) {}
 
   std::shared_ptr<Impl> module_;
 };

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/swa/module_of.h"
+#include "lockstep/parallel/module/wrapped_module.h"
 
 namespace lockstep {
 

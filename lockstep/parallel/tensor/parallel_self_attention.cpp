@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "lockstep/parallel/tensor/tensor_collectives.h"
-#include "lockstep/parallel/tensor/tensor_parallel_random.h"
+#include "lockstep/parallel/tensor/tensor_parallel.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
 
 namespace lockstep::nn {

@@ -14,8 +14,7 @@
 #include <ostream>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/parallel/tensor/column_parallel_linear.h"
-#include "lockstep/parallel/tensor/row_parallel_linear.h"
+#include "lockstep/parallel/tensor/parallel_linear.h"
 
 namespace lockstep::nn {
 

@@ -9,7 +9,6 @@
 #include <sstream>
 #include <tuple>
 
-#include "lockstep/parallel/tensor/tensor_functions.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
 
 namespace lockstep::nn {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
-#include "lockstep/parallel/tensor/tensor_functions.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
 
 namespace lockstep {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <tuple>
 
 #include "lockstep/comm/process_group.h"
 #include "lockstep/state/box.h"
@@ -32,5 +33,19 @@ at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
 // Returns a copy of `whole` as a new leaf tensor, for a parameter that every
 // rank has whole. `whole` may be undefined.
 at::Tensor whole_parameter(const at::Tensor& whole);
+
+// Forms of tensor_collectives.h that only the library's layers may use.
+
+// Does reduce_from_tensor_group() in the memory of `input`, which must be a
+// contiguous result that no one else uses and no node of autograd has saved.
+// `group` is not null.
+at::Tensor reduce_in_place(const at::Tensor& input,
+                           const ProcessGroupPtr& group);
+
+// Does copy_to_tensor_group() with two tensors, whose gradients are added up in
+// one call. Either may be undefined. `group` is not null.
+std::tuple<at::Tensor, at::Tensor> copy_both(const at::Tensor& first,
+                                             const at::Tensor& second,
+                                             const ProcessGroupPtr& group);
 
 }  // namespace lockstep::internal

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "lockstep/parallel/tensor/tensor_collectives.h"
-#include "lockstep/parallel/tensor/tensor_functions.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
 
 namespace lockstep::nn {

@@ -17,11 +17,8 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/join/join.h"
-#include "lockstep/parallel/zero/parameter_gather.h"
-#include "lockstep/parallel/zero/parameter_piece.h"
 #include "lockstep/parallel/zero/partition.h"
-#include "lockstep/parallel/zero/sharded_state.h"
-#include "lockstep/parallel/zero/shared_parameters.h"
+#include "lockstep/parallel/zero/updated_parameters.h"
 #include "lockstep/parallel/zero/zero_redundancy_options.h"
 
 namespace lockstep::internal {

@@ -28,37 +28,39 @@ struct ShardingTraits {
   static constexpr bool element_wise = false;
 };
 
-namespace internal {
+// The traits of an optimizer that treats each element by itself:
+//
+//   template <>
+//   struct lockstep::ShardingTraits<Lion> : ElementWiseSharding<LionOptions>
+//   {};
 template <class OptionsType>
-struct ElementWise {
+struct ElementWiseSharding {
   using Options = OptionsType;
   static constexpr bool element_wise = true;
 };
-}  // namespace internal
 
 template <>
 struct ShardingTraits<torch::optim::SGD>
-    : internal::ElementWise<torch::optim::SGDOptions> {};
+    : ElementWiseSharding<torch::optim::SGDOptions> {};
 template <>
 struct ShardingTraits<torch::optim::Adam>
-    : internal::ElementWise<torch::optim::AdamOptions> {};
+    : ElementWiseSharding<torch::optim::AdamOptions> {};
 template <>
 struct ShardingTraits<torch::optim::AdamW>
-    : internal::ElementWise<torch::optim::AdamWOptions> {};
+    : ElementWiseSharding<torch::optim::AdamWOptions> {};
 template <>
 struct ShardingTraits<torch::optim::Adagrad>
-    : internal::ElementWise<torch::optim::AdagradOptions> {};
+    : ElementWiseSharding<torch::optim::AdagradOptions> {};
 template <>
 struct ShardingTraits<torch::optim::RMSprop>
-    : internal::ElementWise<torch::optim::RMSpropOptions> {};
+    : ElementWiseSharding<torch::optim::RMSpropOptions> {};
 template <>
-struct ShardingTraits<optim::SGD> : internal::ElementWise<optim::SGDOptions> {};
+struct ShardingTraits<optim::SGD> : ElementWiseSharding<optim::SGDOptions> {};
 template <>
-struct ShardingTraits<optim::Adam> : internal::ElementWise<optim::AdamOptions> {
+struct ShardingTraits<optim::Adam> : ElementWiseSharding<optim::AdamOptions> {};
+template <>
+struct ShardingTraits<optim::AdamW> : ElementWiseSharding<optim::AdamWOptions> {
 };
-template <>
-struct ShardingTraits<optim::AdamW>
-    : internal::ElementWise<optim::AdamWOptions> {};
 
 // LBFGS works on all parameters as one vector, so no part of it can be stepped
 // alone.

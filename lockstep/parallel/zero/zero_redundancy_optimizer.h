@@ -99,9 +99,8 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
       const std::vector<at::Tensor>&, ...) = delete;
   explicit ZeroRedundancyOptimizer(ParamGroups groups, Options defaults = {},
                                    ZeroRedundancyOptions options = {})
-      : internal::ShardedOptimizer(maker(std::move(defaults)),
-                                   Traits::element_wise, std::move(groups),
-                                   std::move(options), nullptr) {}
+      : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
+                         std::move(groups), std::move(options), nullptr) {}
 
   // Makes an optimizer for everything that `model` trains, or for `groups` of
   // these parameters. The groups must have all of them, because no other
@@ -112,18 +111,18 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   explicit ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model,
                                    Options defaults = {},
                                    ZeroRedundancyOptions options = {})
-      : internal::ShardedOptimizer(
-            maker(std::move(defaults)), Traits::element_wise, std::nullopt,
-            std::move(options), &internal::WrapperAccess::state(model)) {}
+      : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
+                         std::nullopt, std::move(options),
+                         &internal::WrapperAccess::state(model)) {}
   // Groups is deduced, so that `{.lr = 1e-3}` is not taken for a list of
   // groups.
   template <class Module, std::same_as<ParamGroups> Groups>
   ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model, Groups groups,
                           Options defaults = {},
                           ZeroRedundancyOptions options = {})
-      : internal::ShardedOptimizer(
-            maker(std::move(defaults)), Traits::element_wise, std::move(groups),
-            std::move(options), &internal::WrapperAccess::state(model)) {}
+      : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
+                         std::move(groups), std::move(options),
+                         &internal::WrapperAccess::state(model)) {}
 
   // Returns this rank's part: one-dimensional pieces of the parameters, and
   // their state.

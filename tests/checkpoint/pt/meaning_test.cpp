@@ -13,7 +13,7 @@
 #include <map>
 #include <sstream>
 
-#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/pt/pickle.h"
 #include "lockstep/checkpoint/pt/zip_reader.h"
 #include "tests/harness/temporary_folder.h"

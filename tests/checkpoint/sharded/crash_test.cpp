@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/in_child.h"

@@ -30,7 +30,11 @@ std::vector<ContractCase>& cases() {
 }
 
 void combine(const ContractBackend& backend, const ContractCase& test) {
-  auto body = [backend, run = test.body](const World& world) {
+  const auto cannot = backend.cannot.find(test.suite + "." + test.name);
+  const auto why =
+      cannot == backend.cannot.end() ? std::string() : cannot->second;
+  auto body = [backend, why, run = test.body](const World& world) {
+    if (!why.empty()) GTEST_SKIP() << why;
     c10::Device device(backend.device);
     if (!device.is_cpu()) {
       const int there = at::detail::getCUDAHooks().deviceCount();
@@ -56,6 +60,17 @@ ProcessGroupGuard ContractWorld::init(InitProcessGroupOptions options) const {
     ::unsetenv("LOCKSTEP_HOST_ID");
   }
   return init_process_group(backend, options);
+}
+
+std::vector<ReduceOpType> ContractWorld::reduce_ops() const {
+  auto ops = reduce_ops_for(size);
+  if (device.is_cuda()) {
+    std::erase_if(ops, [](ReduceOpType op) {
+      return op == ReduceOp::BAND || op == ReduceOp::BOR ||
+             op == ReduceOp::BXOR;
+    });
+  }
+  return ops;
 }
 
 bool register_contract_backend(const ContractBackend& backend) {

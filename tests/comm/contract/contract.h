@@ -4,11 +4,13 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/collective_options.h"
 #include "lockstep/comm/init.h"
+#include "tests/comm/contract/tensors.h"
 #include "tests/harness/process_world.h"
 
 // The contract of lockstep/comm as tests that any backend must pass: one suite
@@ -30,6 +32,9 @@ struct ContractBackend {
   // ranks are told that they share one. If it is 0, LOCKSTEP_HOST_ID is unset,
   // so all ranks share the host.
   int ranks_a_host{0};
+  // Cases that are beyond what the backend's library does, "Suite.Name", with
+  // the reason for which they are skipped.
+  std::map<std::string, std::string> cannot{};
 };
 
 // Long enough for any operation of the suite, and shorter than kCaseDeadline,
@@ -46,6 +51,9 @@ struct ContractWorld : World {
   // Makes the default group, with the backend under test.
   ProcessGroupGuard init(InitProcessGroupOptions options = {
                              .timeout = kGroupTimeout}) const;
+  // Returns reduce_ops_for() this world, as far as the backend has them: NCCL
+  // has no bitwise operations.
+  std::vector<ReduceOpType> reduce_ops() const;
 };
 
 using ContractBody = std::function<void(const ContractWorld& world)>;

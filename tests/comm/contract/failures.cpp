@@ -11,6 +11,7 @@
 
 #include "lockstep/base/number_list.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "tests/comm/contract/contract.h"
 
 namespace lockstep::internal::testing {
@@ -349,10 +350,10 @@ CONTRACT_TEST(Failures, CheckedCallsNameARankThatDoesNotCome, 2, 3, 5) {
         AllOf(HasSubstr("all_reduce #2"), HasSubstr("'default_pg'"),
               HasSubstr("on rank " + std::to_string(world.rank)),
               HasSubstr("allowed 300 ms"), HasSubstr("rank 1 did not come")));
-    group->store()->add("failed", 1);
+    inside(group).store()->add("failed", 1);
   } else {
     // The peer is late, but has not left.
-    while (group->store()->add("failed", 0) < world.size - 1) {
+    while (inside(group).store()->add("failed", 0) < world.size - 1) {
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/object_collectives.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
@@ -201,8 +202,10 @@ CONTRACT_TEST(PointToPoint, ErrorsNameTheOtherEnd, 3) {
   }
   // No peer has left before rank 1 has seen its errors, which report lateness.
   const std::string seen = "seen";
-  if (world.rank == 1) group->store()->set(seen, std::vector<uint8_t>{1});
-  group->store()->wait({seen}, kGroupTimeout);
+  if (world.rank == 1) {
+    inside(group).store()->set(seen, std::vector<uint8_t>{1});
+  }
+  inside(group).store()->wait({seen}, kGroupTimeout);
 }
 
 CONTRACT_TEST(PointToPoint, BatchesRunRingsBothWays, 2, 3, 5, 8) {

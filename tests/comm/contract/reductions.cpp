@@ -46,7 +46,7 @@ void expect_equal_on_all_ranks(const at::Tensor& tensor, int size) {
 
 CONTRACT_TEST(Reductions, AllReduceMatchesTheScalarReference, 1, 2, 3, 5, 8) {
   auto group = world.init();
-  for (auto op : reduce_ops_for(world.size)) {
+  for (auto op : world.reduce_ops()) {
     for (const auto& point : grid_of(world, op)) {
       auto inputs = exact_inputs(op, point.dtype, point.shape, world.size);
       Placed tensor(inputs[world.rank], point.layout, world.device);
@@ -162,7 +162,7 @@ CONTRACT_TEST(Reductions, ConjugatedAndNegatedViewsAreReducedAsTheyRead, 2, 3) {
 CONTRACT_TEST(Reductions, ReduceGivesTheReductionToDst, 1, 2, 3, 5, 8) {
   auto group = world.init();
   int dst = 0;
-  for (auto op : reduce_ops_for(world.size)) {
+  for (auto op : world.reduce_ops()) {
     for (const auto& point : grid_of(world, op)) {
       dst = (dst + 1) % world.size;
       auto inputs = exact_inputs(op, point.dtype, point.shape, world.size);
@@ -191,7 +191,7 @@ std::vector<at::Tensor> parts_for(ReduceOpType op, at::ScalarType dtype,
 
 CONTRACT_TEST(Reductions, ReduceScatterGivesEachRankItsPart, 1, 2, 3, 5, 8) {
   auto group = world.init();
-  for (auto op : reduce_ops_for(world.size)) {
+  for (auto op : world.reduce_ops()) {
     for (const auto& point : grid_of(world, op, world.size == 2)) {
       std::vector<Placed> parts;
       std::vector<at::Tensor> list;
@@ -243,7 +243,7 @@ CONTRACT_TEST(Reductions, ReduceScatterTakesPartsOfDifferentShapes, 1, 2, 3, 5,
 CONTRACT_TEST(Reductions, ReduceScatterTensorTakesConcatenatedAndStacked, 1, 2,
               3, 5, 8) {
   auto group = world.init();
-  for (auto op : reduce_ops_for(world.size)) {
+  for (auto op : world.reduce_ops()) {
     for (const auto& point : grid_of(world, op, world.size == 2)) {
       std::vector<at::Tensor> parts;
       for (int part = 0; part < world.size; ++part) {
@@ -277,7 +277,7 @@ CONTRACT_TEST(Reductions, ReduceScatterTensorTakesConcatenatedAndStacked, 1, 2,
 CONTRACT_TEST(Reductions, AllReduceCoalescedTakesDtypesAndLayoutsMixed, 1, 2, 3,
               5, 8) {
   auto group = world.init();
-  for (auto op : reduce_ops_for(world.size)) {
+  for (auto op : world.reduce_ops()) {
     for (bool async_op : {false, true}) {
       std::vector<Placed> placed;
       std::vector<at::Tensor> list;

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/point_to_point.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
@@ -25,10 +26,10 @@ using ::testing::Not;
 // These functions announce an event to the other ranks and wait for one of
 // theirs, through keys of the group's store, without the backend.
 void tell(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->set(key, std::vector<uint8_t>{1});
+  inside(group).store()->set(key, std::vector<uint8_t>{1});
 }
 void await(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->wait({key}, kGroupTimeout);
+  inside(group).store()->wait({key}, kGroupTimeout);
 }
 void tell_mine(const ProcessGroupPtr& group, const std::string& key) {
   tell(group, key + std::to_string(group->rank()));
@@ -369,7 +370,7 @@ CONTRACT_TEST(Barriers, BarrierReturnsWhenAllHaveCalledIt, 1, 2, 3, 5, 8) {
       // The store does not confirm a key that is set, and a barrier of
       // microseconds may end before the key is set. The store answers this
       // question only after setting the key.
-      group->store()->check({"late" + key});
+      inside(group).store()->check({"late" + key});
       barrier();
       continue;
     }
@@ -380,7 +381,8 @@ CONTRACT_TEST(Barriers, BarrierReturnsWhenAllHaveCalledIt, 1, 2, 3, 5, 8) {
     } else {
       barrier();
     }
-    EXPECT_TRUE(group->store()->check({"late" + key})) << "in round " << round;
+    EXPECT_TRUE(inside(group).store()->check({"late" + key}))
+        << "in round " << round;
   }
 }
 
@@ -399,7 +401,7 @@ CONTRACT_TEST(Barriers, MonitoredBarrierReturnsWhenAllHaveCalledIt, 1, 2, 3, 5,
     } else {
       tell_mine(group.get(), "waits" + key);
       monitored_barrier();
-      EXPECT_TRUE(group->store()->check({"late" + key})) << round;
+      EXPECT_TRUE(inside(group).store()->check({"late" + key})) << round;
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "tests/comm/contract/tensors.h"
 #include "tests/comm/shm/init_shm.h"
@@ -28,7 +29,7 @@ using testing::same_bits;
 using ::testing::ThrowsMessage;
 
 c10d::Backend& backend_of(const ProcessGroupPtr& group) {
-  return group->backend(c10::kCPU);
+  return inside(group).backend(c10::kCPU);
 }
 
 // Returns 0, 1, 2, ... + `offset`, with strides that are not those of the
@@ -406,7 +407,7 @@ WORLD_TEST(ShmBackend, ThreadsMayUseSeveralGroupsAtOnce, 2, 3) {
 
 WORLD_TEST(ShmBackend, AMessageMovesWhileNobodyWaitsForIt, 2) {
   auto group = init_shm();
-  auto& store = *group->store();
+  auto& store = *inside(group).store();
   constexpr int64_t kMany = 4 << 20;  // far more than fits into a ring
   if (world.rank == 0) {
     auto work = isend(at::full({kMany}, 3.0f), 1);
@@ -482,7 +483,7 @@ WORLD_TEST(ShmBackend, AWorkThatOutlivesItsGroupFails, 2) {
 
 WORLD_TEST(ShmBackend, AMessageThatWasGivenUpComesToTheNextReceive, 2) {
   auto group = init_shm();
-  auto& store = *group->store();
+  auto& store = *inside(group).store();
   if (world.rank == 0) {
     auto given_up = at::zeros({3, 2}).t();
     std::vector<at::Tensor> tensors{given_up};

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/shm/protocol/collective.h"
-#include "lockstep/comm/shm/protocol/message.h"
+#include "lockstep/comm/shm/protocol/message_engine.h"
 #include "tests/comm/shm/protocol_world.h"
 
 namespace lockstep::internal::shm::testing {

@@ -42,7 +42,7 @@ using testing::World;
 // Waits until `count` ranks have said `key`, this rank among them. Rank 0 may
 // end, and the store with it, as soon as all have.
 void join_in(const std::string& key, int count) {
-  auto& store = *default_group()->store();
+  auto& store = *inside(default_group()).store();
   store.add(key, 1);
   const auto deadline = Deadline::after(seconds(30));
   try {

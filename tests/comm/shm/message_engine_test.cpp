@@ -8,7 +8,6 @@
 #include <atomic>
 #include <thread>
 
-#include "lockstep/comm/shm/protocol/message.h"
 #include "tests/comm/shm/message_world.h"
 #include "tests/harness/asleep.h"
 

@@ -7,7 +7,6 @@
 
 #include <thread>
 
-#include "lockstep/comm/shm/protocol/message.h"
 #include "lockstep/comm/shm/protocol/message_engine.h"
 #include "tests/comm/shm/message_world.h"
 

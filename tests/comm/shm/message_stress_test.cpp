@@ -4,7 +4,7 @@
 #include <random>
 #include <thread>
 
-#include "lockstep/comm/shm/protocol/message.h"
+#include "lockstep/comm/shm/protocol/message_engine.h"
 #include "tests/comm/shm/message_world.h"
 
 namespace lockstep::internal::shm {

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 
 namespace {
@@ -30,7 +31,7 @@ int main(int, char** argv) {
   const std::string harm = argv[1];
   auto group = lockstep::init_process_group(
       "cpu:shm", {.timeout = std::chrono::seconds(30)});
-  auto& store = *group->store();
+  auto& store = *lockstep::internal::inside(group).store();
   auto tensor = at::ones({1000});
   if (harm == "die-before") {
     ::raise(SIGKILL);

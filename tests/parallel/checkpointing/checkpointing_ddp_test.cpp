@@ -97,7 +97,6 @@ std::vector<torch::Tensor> train(const Run& run, bool checkpointed,
     for (int i = 0; i <= run.local_steps; ++i) {
       torch::manual_seed(100 * step + 10 * i + world.rank);
       const auto x = torch::randn({6, 5}, torch::kDouble);
-      using NoSync = DistributedDataParallel<Parts>::NoSync;
       const std::unique_ptr<NoSync> local(
           i < run.local_steps ? new NoSync(model.no_sync()) : nullptr);
       auto loss = model(x, checkpointed).square().mean();

@@ -11,7 +11,6 @@
 
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/context/context_chunks.h"
-#include "lockstep/parallel/context/ring_plan.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -15,6 +16,7 @@
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/placement.h"
+#include "lockstep/parallel/fsdp/unit_order.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"
@@ -24,6 +26,7 @@ namespace {
 
 using namespace testing;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -576,6 +579,39 @@ WORLD_TEST(FsdpMistakes, RanksThatUseDifferentUnits, 2, 3, 4) {
       }
     }
   });
+}
+
+// Ranks remember the last 4,096 acts only, and not the same ones if one rank
+// had more of them.
+WORLD_TEST(FsdpMistakes, OrdersAreComparedWhereAllRanksRememberThem, 2, 3) {
+  auto group = init_process_group();
+  const bool is_last = world.rank == world.size - 1;
+  const auto difference = [&](size_t before, size_t first, size_t last) {
+    UnitOrder order;
+    const auto note = [&](size_t unit) {
+      order.note(UnitOrder::Act::gather, unit);
+    };
+    for (size_t i = 0; i < before; ++i) note(0);
+    note(first);
+    for (int i = 0; i < 5000; ++i) note(0);
+    note(last);
+    std::vector<int64_t> bits{world.rank == 0, is_last};
+    const auto name_of = [](size_t unit) {
+      return "unit " + std::to_string(unit);
+    };
+    const auto found = order.difference(group, name_of, bits);
+    EXPECT_EQ(bits[1], is_last || !found);
+    EXPECT_FALSE(order.difference(group, name_of, bits));
+    EXPECT_THAT(bits, ElementsAre(1, 1));
+    return found.value_or("none");
+  };
+  const std::string prefix = "the ranks do not go through the same units: ";
+  EXPECT_EQ(difference(0, 1, 2), "none");
+  EXPECT_THAT(difference(is_last ? 1 : 0, 0, 2),
+              HasSubstr(prefix + "rank 0 gathered unit 2, but rank " +
+                        std::to_string(world.size - 1) + " gathered unit 0;"));
+  EXPECT_THAT(difference(0, is_last ? 1 : 0, 2),
+              HasSubstr(prefix + "where they differ is forgotten;"));
 }
 
 WORLD_TEST(FsdpMistakes, ReplicasThatUseDifferentUnits, 2, 4) {

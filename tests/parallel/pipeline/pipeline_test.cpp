@@ -18,6 +18,7 @@
 #include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/optim/sgd.h"
@@ -25,7 +26,7 @@
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"
-#include "lockstep/parallel/tensor/column_parallel_linear.h"
+#include "lockstep/parallel/tensor/parallel_linear.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/kept_warnings.h"
 #include "tests/harness/message_of.h"
@@ -1504,7 +1505,7 @@ WORLD_TEST(Pipeline, ASilentRankIsNamedOnGloo, 3) {
         "gloo", {.timeout = std::chrono::milliseconds(2000)});
     const PipelineSchedule schedule = schedule_1f1b(3, 3);
     Sequential model = whole_model(3);
-    auto store = group->store();
+    auto store = inside(group).store();
     const auto stay = [&] {
       store->wait({"failed/0", "failed/1"}, std::chrono::seconds(60));
     };

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "lockstep/parallel/pipeline/schedule_check.h"
-#include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "tests/harness/python_peer.h"
 #include "tests/harness/running_program.h"

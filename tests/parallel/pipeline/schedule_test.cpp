@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "lockstep/parallel/pipeline/schedule_check.h"
-#include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/schedule_simulation.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "tests/harness/message_of.h"

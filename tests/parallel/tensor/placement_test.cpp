@@ -22,7 +22,7 @@
 #include "lockstep/parallel/join/joined_optimizer.h"
 #include "lockstep/parallel/model_averaging/averagers.h"
 #include "lockstep/parallel/tensor/tensor_collectives.h"
-#include "lockstep/parallel/tensor/verify_replicated.h"
+#include "lockstep/parallel/tensor/tensor_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"

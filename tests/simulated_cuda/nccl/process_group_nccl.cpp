@@ -1,56 +1,70 @@
-#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <c10/util/Exception.h>
+#include <pthread.h>
 
 #include <algorithm>
-#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
-#include <exception>
-#include <iostream>
-#include <list>
-#include <mutex>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/create.h"
+#include "lockstep/comm/shm/protocol/handshake.h"
 #include "tests/simulated_cuda/simulated_cuda.h"
 
 namespace c10d {
-namespace {
 
+using lockstep::internal::BackendRequest;
 using lockstep::internal::simulated_cuda::memory_of;
-using lockstep::internal::simulated_cuda::physical_index;
 using std::chrono::milliseconds;
 
-using Future = c10::ivalue::Future;
+namespace {
 
-constexpr milliseconds kForever = std::chrono::hours(24);
-constexpr milliseconds kWatchdogSleep{50};
-constexpr milliseconds kBlockingSleep{10};
+// Works of "shm" end with the errors of dead peers at once; only the watchdog
+// limits their time.
+constexpr std::chrono::hours kNoLimit(24);
+// Between two looks of the watchdog.
+constexpr milliseconds kPause(50);
 
-// TORCH_NCCL_ASYNC_ERROR_HANDLING: whether an error ends the process (the
-// default), and whether the watchdog does anything.
-int error_handling() {
-  const char* text = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
-  return text == nullptr ? 3 : std::atoi(text);
-}
-bool ends_process() { return error_handling() == 1 || error_handling() == 3; }
+constexpr int kDataTag = 0;
+constexpr int kTakenTag = 1;
 
-bool waits_block() {
-  const char* text = std::getenv("TORCH_NCCL_BLOCKING_WAIT");
-  return text != nullptr && std::string(text) == "1";
+const c10::impl::VirtualGuardImpl& cuda() {
+  static const c10::impl::VirtualGuardImpl implementation(c10::kCUDA);
+  return implementation;
 }
 
-c10::Stream current_stream(const c10::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+std::vector<at::Tensor> memory_of_each(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> views;
+  for (const at::Tensor& tensor : tensors) views.push_back(memory_of(tensor));
+  return views;
 }
 
-bool nccl_knows(at::ScalarType dtype) {
-  switch (dtype) {
+// Returns options for "shm", which shall run the operation in the task.
+template <typename GivenOptions>
+GivenOptions in_task(GivenOptions options) {
+  options.timeout = kNoLimit;
+  options.asyncOp = false;
+  return options;
+}
+
+bool ends_processes() {
+  const char* const handling = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
+  return !handling || std::string(handling) != "0";
+}
+
+void check_dtype(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
     case at::kChar:
     case at::kByte:
     case at::kBool:
@@ -60,274 +74,175 @@ bool nccl_knows(at::ScalarType dtype) {
     case at::kBFloat16:
     case at::kFloat:
     case at::kDouble:
-      return true;
+      return;
     default:
-      return false;
+      TORCH_CHECK(false,
+                  "Input tensor data type is not supported for NCCL process "
+                  "group: ",
+                  tensor.scalar_type());
   }
 }
 
-void require_known(const ReduceOp& op, at::ScalarType dtype) {
-  if (op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR) {
-    C10_THROW_ERROR(ValueError, "Cannot use ReduceOp of bits with NCCL");
-  }
-  TORCH_CHECK_TYPE(!(op == ReduceOp::AVG && dtype == at::kBool),
-                   "Cannot use ReduceOp.AVG with boolean inputs");
-}
-
-std::vector<at::Tensor> memory_of_all(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> memory;
-  for (const auto& tensor : tensors) memory.push_back(memory_of(tensor));
-  return memory;
-}
-
-std::vector<std::vector<at::Tensor>> memory_of_lists(
-    const std::vector<std::vector<at::Tensor>>& lists) {
-  std::vector<std::vector<at::Tensor>> memory;
-  for (const auto& list : lists) memory.push_back(memory_of_all(list));
-  return memory;
-}
-
-std::vector<at::Tensor> joined(std::vector<at::Tensor> first,
-                               const std::vector<at::Tensor>& second) {
-  first.insert(first.end(), second.begin(), second.end());
-  return first;
-}
-
-// Options of the transport: it runs in the thread of the stream, for ever.
-template <typename Options>
-Options of_transport(Options options) {
-  options.timeout = kForever;
-  options.asyncOp = false;
-  return options;
+void check_reduction(const ReduceOp& op, const at::Tensor& tensor) {
+  const auto type = static_cast<ReduceOp::RedOpType>(op);
+  TORCH_CHECK(type == ReduceOp::SUM || type == ReduceOp::PRODUCT ||
+                  type == ReduceOp::MIN || type == ReduceOp::MAX ||
+                  type == ReduceOp::AVG,
+              "Cannot use this ReduceOp with NCCL: number ", int{type});
+  TORCH_CHECK(type != ReduceOp::AVG || tensor.scalar_type() != at::kBool,
+              "Cannot use ReduceOp.AVG with Boolean inputs");
 }
 
 }  // namespace
 
-class ProcessGroupNCCL::Communicator {
- public:
-  explicit Communicator(c10::intrusive_ptr<Backend> transport)
-      : transport_(std::move(transport)) {}
+// The connections of this rank, which tasks of streams use.
+struct ProcessGroupNCCL::Communicator {
+  c10::intrusive_ptr<Backend> wire;
+  std::mutex mutex;
+  std::condition_variable aborted_or_not;
+  bool aborted = false;
+  std::string failure;  // for the watchdog's words
 
-  // Runs an operation in the thread of a stream. NCCL's kernel would spin if a
-  // peer had died, so this waits for abort() if the transport notices that.
-  void run(const OnHost& on_host) {
-    if (aborted()) return;
+  void run(const Transfer& transfer) {
     try {
-      on_host(*transport_);
-    } catch (const c10::DistError&) {
-      std::unique_lock lock(mutex_);
-      ended_.wait(lock, [&] { return reason_.has_value(); });
+      for (const Part part : {Part::begin, Part::take, Part::end}) {
+        transfer(*wire, part);
+      }
+    } catch (const std::exception& error) {
+      std::unique_lock lock(mutex);
+      failure = error.what();
+      // The kernels of NCCL wait for ever.
+      aborted_or_not.wait(lock, [this] { return aborted; });
     }
   }
-
-  void abort(const std::string& reason) {
+  // Ends all tasks, and those to come.
+  void abort() {
     {
-      const std::lock_guard lock(mutex_);
-      if (reason_) return;
-      reason_ = reason;
+      const std::lock_guard lock(mutex);
+      aborted = true;
     }
-    transport_->abort();
-    ended_.notify_all();
+    wire->abort();
+    aborted_or_not.notify_all();
   }
-
-  bool aborted() const { return reason().has_value(); }
-  // Why the communicator was aborted; empty if by abort() itself.
-  std::optional<std::string> reason() const {
-    const std::lock_guard lock(mutex_);
-    return reason_;
+  bool is_aborted() {
+    const std::lock_guard lock(mutex);
+    return aborted;
   }
-
- private:
-  const c10::intrusive_ptr<Backend> transport_;
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  std::optional<std::string> reason_{};
 };
 
-class SimulatedNcclWork final : public Work {
+class ProcessGroupNCCL::NcclWork final : public Work {
  public:
-  SimulatedNcclWork(
-      int rank, OpType type, uint64_t number, c10::Device device,
-      milliseconds timeout,
-      std::shared_ptr<ProcessGroupNCCL::Communicator> communicator)
-      : Work(rank, type),
-        number_(number),
+  NcclWork(int rank, Operation& operation, at::Device device, uint64_t number,
+           std::shared_ptr<Communicator> communicator)
+      : Work(rank, operation.type),
         device_(device),
-        timeout_(timeout),
-        communicator_(std::move(communicator)) {}
+        number_(number),
+        timeout_(operation.timeout),
+        communicator_(std::move(communicator)),
+        outputs_(operation.outputs),
+        kept_(operation.outputs) {
+    kept_.insert(kept_.end(), operation.inputs.begin(), operation.inputs.end());
+  }
 
-  // Marks the end of the operation on `stream`. `outputs` is the value of the
-  // future; none for coalesced operations, which have no future in c10d either.
-  void end_on(const c10::Stream& stream, std::vector<at::Tensor> stash,
-              std::optional<std::vector<at::Tensor>> outputs) {
+  // Called when the operation has been enqueued.
+  void started_on(const c10::Stream& stream) {
     end_.record(stream);
-    stash_ = std::move(stash);
-    if (!outputs) return;
-    future_ = c10::make_intrusive<Future>(
+    future_ = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()),
         std::vector<c10::Device>{device_});
     const c10::StreamGuard guard(stream);
-    future_->markCompleted(at::IValue(*outputs));
+    future_->markCompleted(c10::IValue(outputs_));
   }
 
-  bool isCompleted() override { return exception() || end_.query(); }
+  bool has_ended() const { return end_.query(); }
+  bool isCompleted() override { return exception() || has_ended(); }
   bool isSuccess() const override {
-    C10_THROW_ERROR(NotImplementedError, "WorkNCCL::isSuccess() is deprecated");
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "WorkNCCL::isSuccess() is deprecated");
   }
-  std::exception_ptr exception() const override {
-    const std::lock_guard lock(failure_mutex_);
-    return failure_;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+  // Completes when the watchdog has seen the end.
+  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override {
+    return result_;
   }
   uint64_t getSequencenumber() const override { return number_; }
-  c10::intrusive_ptr<Future> getFuture() override { return future_; }
-  c10::intrusive_ptr<Future> getFutureResult() override { return result_; }
-  void synchronize() override { wait(::kNoTimeout); }
-  void abort() override { communicator_->abort(""); }
+  void synchronize() override { wait(kNoTimeout); }
+  void abort() override { communicator_->abort(); }
 
   bool wait(milliseconds timeout) override {
-    end_.block(current_stream(device_));
-    release();
-    if (timeout != ::kNoTimeout || waits_block()) {
-      block(timeout == ::kNoTimeout ? timeout_ : timeout);
-    } else if (retrieveOpType() == OpType::BARRIER) {
-      end_.synchronize();
+    const c10::Stream current = cuda().getStream(device_);
+    end_.block(current);
+    if (timeout != kNoTimeout) {
+      const auto deadline = std::chrono::steady_clock::now() + timeout;
+      while (!isCompleted()) {
+        if (std::chrono::steady_clock::now() >= deadline) {
+          fail(words_of_timeout(timeout), /*ends_process=*/false);
+          communicator_->abort();
+          break;
+        }
+        std::this_thread::sleep_for(milliseconds(1));
+      }
     }
-    if (auto failure = exception()) std::rethrow_exception(failure);
+    if (opType_ == OpType::BARRIER) cuda().synchronizeStream(current);
+    release();
+    if (const auto error = exception()) std::rethrow_exception(error);
     return true;
   }
 
-  // ---- For the watchdog ----
-
-  bool is_late() const {
+  // Lets go of the tensors: what comes on the stream of the caller, or the
+  // host, is after the operation.
+  void release() {
+    const std::lock_guard lock(mutex_);
+    kept_.clear();
+  }
+  // Ends the work with an error. `ends_process`: the watchdog shall see it.
+  void fail(const std::string& reason, bool ends_process) {
+    const std::lock_guard lock(mutex_);
+    if (exception_) return;
+    exception_ = std::make_exception_ptr(c10::DistBackendError(reason));
+    if (ends_process) fatal_ = reason;
+  }
+  std::string fatal() {
+    const std::lock_guard lock(mutex_);
+    return fatal_;
+  }
+  void tell_result(WorkResult result) {
+    result_->markCompleted(static_cast<int64_t>(result));
+  }
+  bool is_overdue() const {
     return std::chrono::steady_clock::now() - began_ > timeout_;
   }
-  bool has_ended() const { return end_.query(); }
-  std::string describe() const {
-    return c10::str("WorkNCCL(SeqNum=", number_,
-                    ", OpType=", opTypeToString(opType_),
-                    ", Timeout(ms)=", timeout_.count(), ")");
-  }
-  void fail(const std::string& why) {
+  std::string words_of_timeout(milliseconds timeout) const {
+    std::string failure;
     {
-      const std::lock_guard lock(failure_mutex_);
-      if (failure_) return;
-      failure_ =
-          std::make_exception_ptr(C10_BUILD_ERROR(DistBackendError, why));
+      const std::lock_guard lock(communicator_->mutex);
+      failure = communicator_->failure;
     }
-    complete(WorkResult::COMM_ERROR);
+    return c10::str("[Rank ", rank_,
+                    "] Watchdog caught collective operation timeout: "
+                    "WorkNCCL(SeqNum=",
+                    number_, ", OpType=", opTypeToString(opType_),
+                    ", Timeout(ms)=", timeout.count(), ")",
+                    failure.empty() ? "" : "; simulated NCCL knows: ", failure);
   }
-  void succeed() {
-    release();
-    complete(WorkResult::SUCCESS);
-  }
+  milliseconds timeout() const { return timeout_; }
 
  private:
-  void release() {
-    std::vector<at::Tensor> stash;
-    const std::lock_guard lock(failure_mutex_);
-    stash.swap(stash_);
-  }
-  void complete(WorkResult result) {
-    if (!result_->completed()) {
-      result_->markCompleted(at::IValue(static_cast<int64_t>(result)));
-    }
-  }
-  void block(milliseconds time) {
-    const auto end = std::chrono::steady_clock::now() + time;
-    while (!isCompleted()) {
-      if (std::chrono::steady_clock::now() >= end) {
-        const auto why = c10::str("Work ", describe(),
-                                  " timed out in blocking "
-                                  "wait after ",
-                                  time.count(), " ms.");
-        fail(why);
-        communicator_->abort(why);
-        return;
-      }
-      std::this_thread::sleep_for(kBlockingSleep);
-    }
-  }
-
+  const at::Device device_;
   const uint64_t number_;
-  const c10::Device device_;
   const milliseconds timeout_;
   const std::chrono::steady_clock::time_point began_ =
       std::chrono::steady_clock::now();
-  const std::shared_ptr<ProcessGroupNCCL::Communicator> communicator_;
-  c10::Event end_{c10::DeviceType::CUDA};
-  c10::intrusive_ptr<Future> future_{};
-  const c10::intrusive_ptr<Future> result_ =
-      c10::make_intrusive<Future>(c10::IntType::get());
-  mutable std::mutex failure_mutex_;
-  std::exception_ptr failure_{};
-  std::vector<at::Tensor> stash_{};
-};
-
-using WorkInProgress = c10::intrusive_ptr<SimulatedNcclWork>;
-
-class ProcessGroupNCCL::Watchdog {
- public:
-  Watchdog(int rank, std::shared_ptr<Communicator> communicator)
-      : rank_(rank),
-        communicator_(std::move(communicator)),
-        thread_([this](const std::stop_token& stop) { watch(stop); }) {}
-
-  void add(WorkInProgress work) {
-    const std::lock_guard lock(mutex_);
-    works_.push_back(std::move(work));
-  }
-
-  std::list<WorkInProgress> pending() const {
-    const std::lock_guard lock(mutex_);
-    return works_;
-  }
-
- private:
-  void watch(const std::stop_token& stop) {
-    while (!stop.stop_requested()) {
-      std::this_thread::sleep_for(kWatchdogSleep);
-      const auto failure = look();
-      if (failure.empty() || error_handling() == 0 || waits_block()) continue;
-      communicator_->abort(failure);
-      if (!ends_process()) return;
-      std::cerr << failure
-                << "\nTo avoid data inconsistency, we are taking the entire "
-                   "process down.\n";
-      std::abort();
-    }
-  }
-
-  // Returns why the communicator has failed; empty if it has not.
-  std::string look() {
-    std::string failure = communicator_->reason().value_or("");
-    std::list<WorkInProgress> ended;
-    {
-      const std::lock_guard lock(mutex_);
-      for (const auto& work : works_) {
-        if (!failure.empty() || !work->is_late() || work->has_ended()) continue;
-        failure = c10::str("[Rank ", rank_,
-                           "] Watchdog caught collective operation timeout: ",
-                           work->describe(), " ran for too long.");
-      }
-      for (const auto& work : works_) {
-        if (!failure.empty() && !work->has_ended()) work->fail(failure);
-      }
-      const auto first_ended = std::stable_partition(
-          works_.begin(), works_.end(),
-          [](const auto& work) { return !work->isCompleted(); });
-      ended.splice(ended.end(), works_, first_ended, works_.end());
-    }
-    for (const auto& work : ended) {
-      if (!work->exception()) work->succeed();
-    }
-    return failure;
-  }
-
-  const int rank_;
   const std::shared_ptr<Communicator> communicator_;
-  mutable std::mutex mutex_;
-  std::list<WorkInProgress> works_{};
-  std::jthread thread_;  // the last member, as it uses the others
+  std::string fatal_;  // why the watchdog shall end the process
+  const std::vector<at::Tensor> outputs_;
+  std::vector<at::Tensor> kept_;
+  c10::Event end_{c10::kCUDA};
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const c10::intrusive_ptr<c10::ivalue::Future> result_ =
+      c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
 };
 
 ProcessGroupNCCL::ProcessGroupNCCL(c10::intrusive_ptr<Store> store, int rank,
@@ -335,398 +250,451 @@ ProcessGroupNCCL::ProcessGroupNCCL(c10::intrusive_ptr<Store> store, int rank,
                                    c10::intrusive_ptr<Options> options)
     : Backend(rank, size),
       store_(std::move(store)),
-      options_(std::move(options)) {}
+      options_(std::move(options)) {
+  TORCH_CHECK(cuda().deviceCount() > 0,
+              "ProcessGroupNCCL is only supported with GPUs, no GPUs found!");
+}
 
-ProcessGroupNCCL::~ProcessGroupNCCL() { abort(); }
+ProcessGroupNCCL::~ProcessGroupNCCL() { abortComms(); }
+
+uint64_t ProcessGroupNCCL::getSequenceNumberForGroup() { return issued_; }
+
+milliseconds ProcessGroupNCCL::allowed(milliseconds given) const {
+  return given == kUnsetTimeout ? options_->timeout : given;
+}
 
 void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
-  stream_ =
-      c10::impl::VirtualGuardImpl(device.type())
-          .getStreamFromGlobalPool(device, options_->is_high_priority_stream);
-  auto store = c10::make_intrusive<PrefixStore>("simulated_nccl/", store_);
-  const auto key = [](int rank) { return "device/" + std::to_string(rank); };
-  const auto own = std::to_string(physical_index(device.index()));
-  store->set(key(getRank()), std::vector<uint8_t>(own.begin(), own.end()));
-  for (int rank = 0; rank < getSize(); ++rank) {
-    if (rank == getRank()) continue;
-    store->wait({key(rank)}, kForever);
-    const auto value = store->get(key(rank));
-    TORCH_CHECK_WITH(
-        DistBackendError, std::string(value.begin(), value.end()) != own,
-        "NCCL error: ncclInvalidUsage: Duplicate GPU detected : "
-        "rank ",
-        getRank(), " and rank ", rank, " both on CUDA device ", own);
-  }
-  communicator_ =
-      std::make_shared<Communicator>(lockstep::internal::shm::create(
-          {.store = store,
-           .rank = getRank(),
-           .size = getSize(),
-           .timeout = kForever,
-           .group_name = options_->group_name,
-           .global_ranks = {options_->global_ranks_in_group.begin(),
-                            options_->global_ranks_in_group.end()}}));
-  watchdog_ = std::make_unique<Watchdog>(getRank(), communicator_);
-}
-
-void ProcessGroupNCCL::require_usable() const {
-  TORCH_CHECK_WITH(DistBackendError, communicator_ != nullptr,
-                   "NCCL communicator is not connected");
-  if (const auto reason = communicator_->reason()) {
-    C10_THROW_ERROR(
-        DistBackendError,
-        c10::str("NCCL communicator was aborted on rank ", getRank(), ". ",
-                 reason->empty()
-                     ? ""
-                     : "Original reason for failure was: " + *reason));
-  }
-}
-
-void ProcessGroupNCCL::require_tensors(const Tensors& tensors) const {
-  for (const auto& tensor : tensors) {
-    if (!tensor.is_cuda() || tensor.layout() != at::kStrided) {
-      C10_THROW_ERROR(ValueError, "Tensors must be CUDA and dense");
+  BackendRequest request{
+      .store = c10::make_intrusive<PrefixStore>("simulated_nccl", store_),
+      .rank = getRank(),
+      .size = getSize(),
+      .timeout = options_->timeout,
+      .group_name = options_->group_name,
+      .global_ranks = {options_->global_ranks_in_group.begin(),
+                       options_->global_ranks_in_group.end()}};
+  const auto devices = lockstep::internal::gather_texts(
+      request.members(), "device/",
+      c10::str(
+          lockstep::internal::shm::host_identity(), " ",
+          lockstep::internal::simulated_cuda::physical_index(device.index())),
+      lockstep::internal::Deadline::after(request.timeout));
+  for (size_t i = 0; i < devices.size(); ++i) {
+    for (size_t k = 0; k < i; ++k) {
+      if (devices[i] != devices[k]) continue;
+      C10_THROW_ERROR(
+          DistBackendError,
+          c10::str("NCCL error: Duplicate GPU detected : rank ", i,
+                   " and rank ", k, " both on CUDA device ", device.index()));
     }
-    if (!tensor.is_contiguous(tensor.suggest_memory_format())) {
-      C10_THROW_ERROR(ValueError, "Tensors must be contiguous");
+  }
+  communicator_ = std::make_shared<Communicator>();
+  communicator_->wire = lockstep::internal::shm::create(request);
+  device_ = device;
+  watchdog_ =
+      std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
+void ProcessGroupNCCL::shutdown() {
+  if (!communicator_) return;
+  for (;;) {
+    {
+      const std::lock_guard lock(pending_mutex_);
+      if (pending_.empty()) break;
     }
-    TORCH_CHECK(tensor.device() == *getBoundDeviceId(),
-                "Tensor found on device ", tensor.device(),
-                " but backend constrained to ", *getBoundDeviceId());
-    TORCH_CHECK_TYPE(nccl_knows(tensor.scalar_type()),
-                     "Input tensor data type is not supported for NCCL "
-                     "process group: ",
-                     tensor.scalar_type());
+    cuda().synchronizeDevice(device_->index());
+    retire_ended();
+  }
+  watchdog_ = {};
+  communicator_.reset();
+}
+
+void ProcessGroupNCCL::abort() { abortComms(); }
+
+bool ProcessGroupNCCL::abortComms(const std::optional<std::string>& reason) {
+  if (!communicator_) return true;
+  if (reason) {
+    const std::lock_guard lock(pending_mutex_);
+    for (const auto& work : pending_)
+      work->fail(*reason, /*ends_process=*/true);
+  }
+  communicator_->abort();
+  return true;
+}
+
+// Ends the works whose operations have ended. Returns why the process must end.
+std::string ProcessGroupNCCL::retire_ended() {
+  std::string reason;
+  std::vector<c10::intrusive_ptr<NcclWork>> ended;  // freed without the lock
+  {
+    const std::lock_guard lock(pending_mutex_);
+    for (auto work = pending_.begin(); work != pending_.end();) {
+      if ((*work)->is_overdue() && !(*work)->isCompleted()) {
+        (*work)->fail((*work)->words_of_timeout((*work)->timeout()),
+                      /*ends_process=*/true);
+      }
+      if (reason.empty()) reason = (*work)->fatal();
+      if ((*work)->isCompleted()) {
+        ended.push_back(*work);
+        work = pending_.erase(work);
+      } else {
+        ++work;
+      }
+    }
+  }
+  for (const auto& work : ended) {
+    work->release();
+    work->tell_result(work->exception() ? WorkResult::COMM_ERROR
+                                        : WorkResult::SUCCESS);
+  }
+  return reason;
+}
+
+void ProcessGroupNCCL::watch(const std::stop_token& stop) {
+  pthread_setname_np(pthread_self(), "nccl watchdog");
+  std::mutex mutex;
+  std::condition_variable_any stopped;
+  std::unique_lock waiting(mutex);
+  while (!stopped.wait_for(waiting, stop, kPause,
+                           [&] { return stop.stop_requested(); })) {
+    const std::string reason = retire_ended();
+    if (!reason.empty() && ends_processes()) {
+      std::fprintf(
+          stderr,
+          "Some NCCL operations have failed or timed out: %s. To avoid "
+          "data inconsistency, we are taking the entire process "
+          "down.\n",
+          reason.c_str());
+      std::abort();
+    }
   }
 }
 
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::enqueue(
-    OpType type, const Tensors& tensors, Tensors outputs, milliseconds timeout,
-    bool async_op, const std::function<OnHost()>& prepare) {
-  require_usable();
-  require_tensors(tensors);
-  auto on_host = prepare();
-  const auto device = *getBoundDeviceId();
-  const auto current = current_stream(device);
-  if (async_op || coalescing_) {
-    c10::Event ready(device.type());
-    ready.record(current);
-    ready.block(*stream_);
+c10::Stream ProcessGroupNCCL::stream_for(const std::string& use) {
+  const auto found = streams_.find(use);
+  if (found != streams_.end()) return found->second;
+  return streams_
+      .emplace(use, cuda().getStreamFromGlobalPool(
+                        *device_, options_->is_high_priority_stream))
+      .first->second;
+}
+
+void ProcessGroupNCCL::check_tensors(const Tensors& tensors) const {
+  TORCH_CHECK(communicator_, "ProcessGroupNCCL: the group is not connected");
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK(tensor.is_cuda() && tensor.layout() == at::kStrided,
+                "Tensors must be CUDA and dense");
+    TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
+    TORCH_CHECK(tensor.device() == *device_,
+                "ProcessGroupNCCL: a tensor is on ", tensor.device(),
+                ", but the group is bound to ", *device_);
+    check_dtype(tensor);
   }
-  if (coalescing_) {
-    if (on_host) coalesced_.push_back(std::move(on_host));
-    coalesced_tensors_ = joined(std::move(coalesced_tensors_), tensors);
-    return c10::make_intrusive<SimulatedNcclWork>(
-        getRank(), type, begun_, device, options_->timeout, communicator_);
+}
+
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::issue(Operation operation) {
+  if (coalesced_) {
+    coalesced_->push_back(std::move(operation));
+    return {};
   }
-  ++begun_;
-  const auto stream = async_op ? *stream_ : current;
-  auto work = c10::make_intrusive<SimulatedNcclWork>(
-      getRank(), type, begun_, device,
-      timeout == kUnsetTimeout ? options_->timeout : timeout, communicator_);
-  if (last_) last_->block(stream);
+  const bool async = operation.async;
+  return start(std::move(operation),
+               async ? stream_for("") : cuda().getStream(*device_));
+}
+
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::start(Operation operation,
+                                                  const c10::Stream& stream) {
+  if (communicator_->is_aborted()) {
+    C10_THROW_ERROR(DistBackendError, "NCCL communicator was aborted");
+  }
+  const c10::Stream current = cuda().getStream(*device_);
+  const auto wait_for = [&](const c10::Stream& other) {
+    if (other == stream) return;
+    c10::Event event(c10::kCUDA);
+    event.record(other);
+    event.block(stream);
+  };
+  wait_for(current);
+  // NCCL keeps the operations of a group in order, whatever their streams are.
+  const bool is_message = isP2POp(operation.type);
+  if (!is_message) wait_for(stream_for(""));
+  auto work = c10::make_intrusive<NcclWork>(getRank(), operation, *device_,
+                                            ++issued_, communicator_);
   lockstep::internal::simulated_cuda::enqueue(
-      stream, [communicator = communicator_, run = std::move(on_host)] {
-        communicator->run(run);
+      stream,
+      [communicator = communicator_, transfer = std::move(operation.transfer)] {
+        communicator->run(transfer);
       });
-  last_.emplace(device.type()).record(stream);
-  work->end_on(stream, async_op ? tensors : Tensors{}, std::move(outputs));
-  watchdog_->add(work);
+  if (!is_message && stream != stream_for("")) {
+    c10::Event event(c10::kCUDA);
+    event.record(stream);
+    event.block(stream_for(""));
+  }
+  work->started_on(stream);
+  {
+    const std::lock_guard lock(pending_mutex_);
+    pending_.push_back(work);
+  }
+  if (!operation.async) {
+    // The tensors belong to the stream that the operation is on.
+    work->release();
+    return {};
+  }
   return work;
 }
 
-void ProcessGroupNCCL::startCoalescing() { coalescing_ = true; }
+void ProcessGroupNCCL::startCoalescing() { coalesced_.emplace(); }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::endCoalescing() {
-  coalescing_ = false;
-  auto messages = std::exchange(coalesced_messages_, {});
-  auto operations = std::exchange(coalesced_, {});
-  auto tensors = std::exchange(coalesced_tensors_, {});
-  if (messages.empty() && operations.empty()) return nullptr;
-  require_usable();
-  auto work = c10::make_intrusive<SimulatedNcclWork>(
-      getRank(), OpType::COALESCED, ++begun_, *getBoundDeviceId(),
-      options_->timeout, communicator_);
-  if (last_) last_->block(*stream_);
-  lockstep::internal::simulated_cuda::enqueue(
-      *stream_, [communicator = communicator_, messages = std::move(messages),
-                 operations = std::move(operations)] {
-        communicator->run([&](Backend& transport) {
-          for (const auto& operation : operations) operation(transport);
-          exchange(transport, messages);
-        });
-      });
-  last_.emplace(stream_->device_type()).record(*stream_);
-  work->end_on(*stream_, std::move(tensors), std::nullopt);
-  watchdog_->add(work);
-  return work;
-}
-
-void ProcessGroupNCCL::exchange(Backend& transport,
-                                std::vector<Message> messages) {
-  constexpr int kData = 0;
-  constexpr int kReceived = 1;
-  std::vector<WorkPtr> data;
-  std::vector<WorkPtr> ends;
-  std::vector<Tensors> receipts;  // which must live until their messages end
-  for (auto& [sends, peer, memory] : messages) {
-    Tensors payload{memory};
-    receipts.push_back({at::zeros({1}, at::kByte)});
-    if (sends) {
-      data.push_back(transport.send(payload, peer, kData));
-      ends.push_back(transport.recv(receipts.back(), peer, kReceived));
-    } else {
-      data.push_back(transport.recv(payload, peer, kData));
-    }
+  std::vector<Operation> operations =
+      std::exchange(coalesced_, std::nullopt).value();
+  if (operations.empty()) return {};
+  Operation all{.type = OpType::COALESCED,
+                .async = true,
+                .timeout = operations.front().timeout,
+                .outputs = {},
+                .inputs = {},
+                .transfer = {}};
+  std::vector<Transfer> transfers;
+  for (Operation& each : operations) {
+    all.outputs.insert(all.outputs.end(), each.outputs.begin(),
+                       each.outputs.end());
+    all.inputs.insert(all.inputs.end(), each.inputs.begin(), each.inputs.end());
+    transfers.push_back(std::move(each.transfer));
   }
-  for (size_t i = 0; i < messages.size(); ++i) {
-    data[i]->wait(kForever);
-    if (messages[i].sends) continue;
-    transport.send(receipts[i], messages[i].peer, kReceived)->wait(kForever);
-  }
-  for (const auto& end : ends) end->wait(kForever);
+  all.transfer = [transfers = std::move(transfers)](Backend& wire, Part part) {
+    for (const Transfer& transfer : transfers) transfer(wire, part);
+  };
+  return start(std::move(all), stream_for(""));
 }
 
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::message(OpType type,
-                                                    at::Tensor tensor,
-                                                    int peer) {
-  return enqueue(type, {tensor}, {tensor}, kUnsetTimeout, /*async_op=*/true,
-                 [&]() -> OnHost {
-                   const Message message{.sends = type == OpType::SEND,
-                                         .peer = peer,
-                                         .memory = memory_of(tensor)};
-                   if (coalescing_) {
-                     coalesced_messages_.push_back(message);
-                     return nullptr;
-                   }
-                   return [message](Backend& transport) {
-                     exchange(transport, {message});
-                   };
-                 });
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::send(Tensors& tensors, int to,
-                                                 int /*tag*/) {
-  return message(OpType::SEND, tensors.at(0), to);
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::recv(Tensors& tensors, int from,
-                                                 int /*tag*/) {
-  return message(OpType::RECV, tensors.at(0), from);
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::broadcast(
-    Tensors& tensors, const BroadcastOptions& options) {
-  return enqueue(
-      OpType::BROADCAST, tensors, tensors, options.timeout, options.asyncOp,
-      [&]() -> OnHost {
-        return [memory = memory_of_all(tensors),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.broadcast(memory, options)->wait();
-        };
-      });
+// Issues a collective: `run` calls it on `wire` with the views of the outputs
+// and inputs.
+template <typename CallOptions, typename Run>
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::collective(
+    OpType type, const CallOptions& options, Tensors outputs, Tensors inputs,
+    Run run) {
+  check_tensors(outputs);
+  check_tensors(inputs);
+  return issue({.type = type,
+                .async = options.asyncOp,
+                .timeout = allowed(options.timeout),
+                .outputs = outputs,
+                .inputs = inputs,
+                .transfer = [run, options = in_task(options),
+                             to = memory_of_each(outputs),
+                             from = memory_of_each(inputs)](Backend& wire,
+                                                            Part part) mutable {
+                  if (part == Part::begin) run(wire, to, from, options);
+                }});
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allreduce(
     Tensors& tensors, const AllreduceOptions& options) {
-  require_known(options.reduceOp, tensors.at(0).scalar_type());
-  return enqueue(
-      OpType::ALLREDUCE, tensors, tensors, options.timeout, options.asyncOp,
-      [&]() -> OnHost {
-        return [memory = memory_of_all(tensors),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.allreduce(memory, options)->wait();
-        };
-      });
+  const at::Tensor& tensor = tensors.at(0);
+  check_reduction(options.reduceOp, tensor);
+  return collective(OpType::ALLREDUCE, options, tensors, {},
+                    [](Backend& wire, Tensors& to, Tensors&,
+                       const auto& given) { wire.allreduce(to, given); });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allreduce_coalesced(
     Tensors& tensors, const AllreduceCoalescedOptions& options) {
-  require_known(options.reduceOp, tensors.at(0).scalar_type());
-  return enqueue(
-      OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [memory = memory_of_all(tensors),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.allreduce_coalesced(memory, options)->wait();
-        };
+  for (const at::Tensor& tensor : tensors) {
+    check_reduction(options.reduceOp, tensor);
+    TORCH_CHECK(tensor.scalar_type() == tensors[0].scalar_type(),
+                "Tensors must have identical type");
+  }
+  return collective(
+      OpType::ALLREDUCE_COALESCED, options, tensors, {},
+      [](Backend& wire, Tensors& to, Tensors&, const auto& given) {
+        wire.allreduce_coalesced(to, given);
       });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::reduce(
     Tensors& tensors, const ReduceOptions& options) {
-  require_known(options.reduceOp, tensors.at(0).scalar_type());
-  return enqueue(
-      OpType::REDUCE, tensors, tensors, options.timeout, options.asyncOp,
-      [&]() -> OnHost {
-        return [memory = memory_of_all(tensors),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.reduce(memory, options)->wait();
-        };
-      });
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allgather(
-    TensorLists& outputs, Tensors& inputs, const AllgatherOptions& options) {
-  return enqueue(
-      OpType::ALLGATHER, joined(inputs, outputs.at(0)), outputs.at(0),
-      options.timeout, options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_all(inputs), to = memory_of_lists(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.allgather(to, from, options)->wait();
-        };
-      });
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::_allgather_base(
-    at::Tensor& output, at::Tensor& input, const AllgatherOptions& options) {
-  return enqueue(
-      OpType::_ALLGATHER_BASE, {input, output}, {output}, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of(input), to = memory_of(output),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport._allgather_base(to, from, options)->wait();
-        };
-      });
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const AllgatherOptions& options) {
-  return enqueue(
-      OpType::COALESCED, joined(inputs, outputs), outputs, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_all(inputs), to = memory_of_all(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.allgather_into_tensor_coalesced(to, from, options)->wait();
-        };
-      });
+  check_reduction(options.reduceOp, tensors.at(0));
+  return collective(OpType::REDUCE, options, tensors, {},
+                    [](Backend& wire, Tensors& to, Tensors&,
+                       const auto& given) { wire.reduce(to, given); });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::reduce_scatter(
     Tensors& outputs, TensorLists& inputs,
     const ReduceScatterOptions& options) {
-  require_known(options.reduceOp, outputs.at(0).scalar_type());
-  return enqueue(
-      OpType::REDUCE_SCATTER, joined(outputs, inputs.at(0)), outputs,
-      options.timeout, options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_lists(inputs), to = memory_of_all(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.reduce_scatter(to, from, options)->wait();
-        };
+  check_reduction(options.reduceOp, outputs.at(0));
+  return collective(
+      OpType::REDUCE_SCATTER, options, outputs, inputs.at(0),
+      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        TensorLists lists{from};
+        wire.reduce_scatter(to, lists, given);
       });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input,
     const ReduceScatterOptions& options) {
-  require_known(options.reduceOp, output.scalar_type());
-  return enqueue(
-      OpType::_REDUCE_SCATTER_BASE, {input, output}, {output}, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of(input), to = memory_of(output),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport._reduce_scatter_base(to, from, options)->wait();
-        };
+  check_reduction(options.reduceOp, output);
+  return collective(
+      OpType::_REDUCE_SCATTER_BASE, options, {output}, {input},
+      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        wire._reduce_scatter_base(to[0], from[0], given);
       });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const ReduceScatterOptions& options) {
-  require_known(options.reduceOp, outputs.at(0).scalar_type());
-  return enqueue(
-      OpType::COALESCED, joined(inputs, outputs), outputs, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_all(inputs), to = memory_of_all(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.reduce_scatter_tensor_coalesced(to, from, options)->wait();
-        };
+  return collective(
+      OpType::COALESCED, options, outputs, inputs,
+      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        wire.reduce_scatter_tensor_coalesced(to, from, given);
       });
 }
 
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::alltoall_base(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits, const AllToAllOptions& options) {
-  return enqueue(
-      OpType::ALLTOALL_BASE, {input, output}, {output}, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of(input), to = memory_of(output), output_splits,
-                input_splits,
-                options = of_transport(options)](Backend& transport) mutable {
-          transport
-              .alltoall_base(to, from, output_splits, input_splits, options)
-              ->wait();
-        };
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::broadcast(
+    Tensors& tensors, const BroadcastOptions& options) {
+  return collective(OpType::BROADCAST, options, tensors, {},
+                    [](Backend& wire, Tensors& to, Tensors&,
+                       const auto& given) { wire.broadcast(to, given); });
+}
+
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allgather(
+    TensorLists& outputs, Tensors& inputs, const AllgatherOptions& options) {
+  return collective(
+      OpType::ALLGATHER, options, outputs.at(0), inputs,
+      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        TensorLists lists{to};
+        wire.allgather(lists, from, given);
       });
 }
 
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::alltoall(
-    Tensors& outputs, Tensors& inputs, const AllToAllOptions& options) {
-  return enqueue(
-      OpType::ALLTOALL, joined(inputs, outputs), outputs, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_all(inputs), to = memory_of_all(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.alltoall(to, from, options)->wait();
-        };
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::_allgather_base(
+    at::Tensor& output, at::Tensor& input, const AllgatherOptions& options) {
+  return collective(
+      OpType::_ALLGATHER_BASE, options, {output}, {input},
+      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        wire._allgather_base(to[0], from[0], given);
+      });
+}
+
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const AllgatherOptions& options) {
+  return collective(
+      OpType::COALESCED, options, outputs, inputs,
+      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        wire.allgather_into_tensor_coalesced(to, from, given);
       });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::gather(
     TensorLists& outputs, Tensors& inputs, const GatherOptions& options) {
-  const Tensors list = outputs.empty() ? Tensors{} : outputs.at(0);
-  return enqueue(
-      OpType::GATHER, joined(inputs, list), list, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_all(inputs), to = memory_of_lists(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.gather(to, from, options)->wait();
-        };
+  const bool is_root = getRank() == options.rootRank;
+  return collective(
+      OpType::GATHER, options, is_root ? outputs.at(0) : Tensors(), inputs,
+      [is_root](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        TensorLists lists;
+        if (is_root) lists.push_back(to);
+        wire.gather(lists, from, given);
       });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::scatter(
     Tensors& outputs, TensorLists& inputs, const ScatterOptions& options) {
-  const Tensors list = inputs.empty() ? Tensors{} : inputs.at(0);
-  return enqueue(
-      OpType::SCATTER, joined(outputs, list), outputs, options.timeout,
-      options.asyncOp, [&]() -> OnHost {
-        return [from = memory_of_lists(inputs), to = memory_of_all(outputs),
-                options = of_transport(options)](Backend& transport) mutable {
-          transport.scatter(to, from, options)->wait();
-        };
+  const bool is_root = getRank() == options.rootRank;
+  return collective(
+      OpType::SCATTER, options, outputs, is_root ? inputs.at(0) : Tensors(),
+      [is_root](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
+        TensorLists lists;
+        if (is_root) lists.push_back(from);
+        wire.scatter(to, lists, given);
       });
 }
 
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::alltoall(
+    Tensors& outputs, Tensors& inputs, const AllToAllOptions& options) {
+  return collective(OpType::ALLTOALL, options, outputs, inputs,
+                    [](Backend& wire, Tensors& to, Tensors& from,
+                       const auto& given) { wire.alltoall(to, from, given); });
+}
+
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::alltoall_base(
+    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+    std::vector<int64_t>& input_splits, const AllToAllOptions& options) {
+  return collective(
+      OpType::ALLTOALL_BASE, options, {output}, {input},
+      [output_splits, input_splits](Backend& wire, Tensors& to, Tensors& from,
+                                    const auto& given) mutable {
+        wire.alltoall_base(to[0], from[0], output_splits, input_splits, given);
+      });
+}
+
+// As in c10d, the host waits, if not before the work's wait().
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::barrier(
     const BarrierOptions& options) {
-  // As in c10d, the operation is an allreduce of one number, which the host
-  // waits for.
-  Tensors number{at::zeros({1}, at::TensorOptions(*getBoundDeviceId()))};
-  return enqueue(
-      OpType::BARRIER, number, number, options.timeout, options.asyncOp,
-      [&]() -> OnHost {
-        return [memory = memory_of_all(number)](Backend& transport) mutable {
-          transport.allreduce(memory, of_transport(AllreduceOptions()))->wait();
-        };
-      });
+  const c10::DeviceGuard guard(*device_);
+  const at::Tensor token =
+      at::empty({1}, at::TensorOptions(*device_).dtype(at::kByte));
+  auto work = collective(OpType::BARRIER, options, {token}, {},
+                         [](Backend& wire, Tensors&, Tensors&,
+                            const auto& given) { wire.barrier(given); });
+  if (!work) cuda().synchronizeStream(cuda().getStream(*device_));
+  return work;
 }
 
-void ProcessGroupNCCL::abortComms(const std::optional<std::string>& reason) {
-  if (communicator_) communicator_->abort(reason.value_or(""));
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::message(OpType type,
+                                                    Tensors& tensors,
+                                                    int peer) {
+  check_tensors(tensors);
+  TORCH_CHECK(peer != getRank(), "Invalid rank ", peer,
+              ": a rank cannot send to itself");
+  struct Message {
+    Tensors data;
+    Tensors taken{at::zeros({1}, at::kByte)};
+    WorkPtr data_work;
+    WorkPtr taken_work;
+  };
+  auto state = std::make_shared<Message>();
+  state->data = memory_of_each(tensors);
+  const bool sends = type == OpType::SEND;
+  Operation operation{
+      .type = type,
+      .async = true,
+      .timeout = options_->timeout,
+      .outputs = tensors,
+      .inputs = {},
+      .transfer = [state, sends, peer](Backend& wire, Part part) {
+        switch (part) {
+          case Part::begin:
+            if (sends) {
+              state->data_work = wire.send(state->data, peer, kDataTag);
+              state->taken_work = wire.recv(state->taken, peer, kTakenTag);
+            } else {
+              state->data_work = wire.recv(state->data, peer, kDataTag);
+            }
+            break;
+          case Part::take:
+            if (sends) break;
+            state->data_work->wait(kNoLimit);
+            state->taken_work = wire.send(state->taken, peer, kTakenTag);
+            break;
+          case Part::end:
+            if (sends) state->data_work->wait(kNoLimit);
+            state->taken_work->wait(kNoLimit);
+        }
+      }};
+  if (coalesced_) return issue(std::move(operation));
+  return start(std::move(operation),
+               stream_for("messages with " + std::to_string(peer)));
 }
 
-void ProcessGroupNCCL::abort() {
-  if (!communicator_) return;
-  watchdog_.reset();
-  communicator_->abort("");
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::send(Tensors& tensors, int to,
+                                                 int /*tag*/) {
+  return message(OpType::SEND, tensors, to);
 }
 
-void ProcessGroupNCCL::shutdown() {
-  if (!communicator_) return;
-  for (const auto& work : watchdog_->pending()) {
-    while (!work->isCompleted()) std::this_thread::sleep_for(kBlockingSleep);
-  }
-  abort();
+ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::recv(Tensors& tensors, int from,
+                                                 int /*tag*/) {
+  return message(OpType::RECV, tensors, from);
 }
 
 }  // namespace c10d

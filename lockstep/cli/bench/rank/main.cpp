@@ -20,6 +20,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/cli/bench/rank/operation_case.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/init.h"
 
 namespace {
@@ -108,9 +109,7 @@ json answer_to(const json& line, bool registered, int rank, int world_size) {
 }
 
 json refusal(const std::exception& error, bool may_be_usage = true) {
-  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  return {{"error", of_torch != nullptr ? of_torch->what_without_backtrace()
-                                        : error.what()},
+  return {{"error", lockstep::internal::words_of(error)},
           {"usage", may_be_usage && dynamic_cast<const std::invalid_argument*>(
                                         &error) != nullptr}};
 }

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/number_list.h"
-#include "lockstep/base/seconds_text.h"
 #include "lockstep/cli/doctor/nodes/link_listener.h"
 #include "lockstep/launch/nodes/store_connections.h"
 #include "lockstep/launch/nodes/store_connector.h"

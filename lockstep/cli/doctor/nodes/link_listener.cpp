@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/random_digits.h"
+#include "lockstep/base/environment.h"
 
 namespace lockstep::internal {
 namespace {

@@ -12,7 +12,7 @@
 #include <limits>
 #include <stdexcept>
 
-#include "lockstep/base/seconds_text.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/cli/doctor/nodes/link_stream.h"
 #include "lockstep/cli/doctor/nodes/nodes_findings.h"
 

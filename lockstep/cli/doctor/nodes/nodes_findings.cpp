@@ -10,6 +10,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/cli/text.h"
 #include "lockstep/launch/nodes/node_protocol.h"
 
@@ -60,12 +61,8 @@ std::string text_or_empty(const ordered_json& value) {
 
 }  // namespace
 
-std::string printable(std::string text, size_t most) {
-  if (text.size() > most) text.resize(most);
-  for (char& c : text) {
-    if (c < ' ' || c > '~') c = '?';
-  }
-  return text;
+std::string printable(std::string_view text, size_t most) {
+  return shown_line(text.substr(0, most));
 }
 
 std::string NodeRecord::text() const {

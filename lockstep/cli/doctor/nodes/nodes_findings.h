@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,9 +13,9 @@
 
 namespace lockstep::internal {
 
-// Returns the first `most` bytes of `text`, with '?' for all that is not ASCII
-// that can be printed: what other hosts send may end on a terminal.
-std::string printable(std::string text, size_t most = 200);
+// Returns the first `most` bytes of `text` by shown_line(): what other hosts
+// send may end on a terminal.
+std::string printable(std::string_view text, size_t most = 200);
 
 // The record by which `lockstep doctor` on one node informs the other nodes,
 // through the agents' store. A value that a node does not know is empty or

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/cli/inspect/snapshot/snapshot_listing.h"
 #include "lockstep/cli/text.h"
 

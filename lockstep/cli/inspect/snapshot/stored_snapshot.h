@@ -85,10 +85,4 @@ class StoredSnapshot {
   bool names_parameters_ = false;
 };
 
-// Do it for a single file and for a folder; stored_file.cpp, stored_folder.cpp.
-// The second returns null if `path` is a single file, or if nothing exists
-// under its path.
-std::unique_ptr<StoredSnapshot> open_stored_file(const std::string& path);
-std::unique_ptr<StoredSnapshot> open_stored_folder(const std::string& path);
-
 }  // namespace lockstep::internal

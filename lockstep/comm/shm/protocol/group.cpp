@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "lockstep/comm/shm/protocol/collective.h"
-#include "lockstep/comm/shm/protocol/message.h"
+#include "lockstep/comm/shm/protocol/message_engine.h"
 
 namespace lockstep::internal::shm {
 

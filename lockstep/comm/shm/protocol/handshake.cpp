@@ -18,8 +18,8 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/base/random_digits.h"
 #include "lockstep/comm/shm/protocol/handshake_note.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "lockstep/comm/shm/protocol/message.h"
 #include "lockstep/comm/shm/protocol/message_engine.h"
 
 // Decides what becomes of messages whose peer is gone.

@@ -5,7 +5,6 @@
 #include <new>
 #include <stdexcept>
 
-#include "lockstep/comm/shm/protocol/message.h"
 #include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm {

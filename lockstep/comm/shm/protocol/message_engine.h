@@ -16,13 +16,34 @@
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/shm/protocol/message_ring.h"
 #include "lockstep/comm/shm/protocol/waiting.h"
+#include "lockstep/kernels/dtype.h"
 
 // Messages between two ranks, through one ring of bytes for each direction.
 namespace lockstep::internal::shm {
 
 // One side of a message. The engine holds it, and uses its state and its data,
-// until the message has ended. Dropping it does not cancel the message.
-class Message;
+// until the message has ended. Dropping it does not cancel the message. What
+// was asked for does not change. Until `ended` is true, the outcome belongs to
+// the thread that drives.
+class Message {
+ public:
+  enum class Failure : uint8_t { none, mismatch, given_up, broken };
+
+  bool is_send;
+  int peer;  // or Group::kAnySource
+  int32_t tag;
+  const std::byte* from;  // of a send
+  std::byte* to;          // of a receive
+  size_t bytes;
+  kernels::DType dtype;
+
+  int source{-1};
+  Failure failure{Failure::none};
+  std::string words{};  // of the failure
+  // Stored after the outcome. seq_cst: a thread that sleeps for the message
+  // reads this once more after it has said that it sleeps.
+  std::atomic<bool> ended{false};
+};
 
 // All messages of one rank. Threads: any; one at a time drives, that is, moves
 // bytes between rings and memory.

@@ -5,8 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/base/process_mark.h"
 #include "lockstep/base/shared_memory.h"
 
 namespace lockstep::internal::shm {

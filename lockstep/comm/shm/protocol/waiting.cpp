@@ -8,8 +8,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "lockstep/base/ending_words.h"
 #include "lockstep/base/futex.h"
+#include "lockstep/base/number_list.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 #include "lockstep/comm/shm/protocol/standstill.h"
 

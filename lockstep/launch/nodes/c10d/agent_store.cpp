@@ -3,21 +3,12 @@
 #include "lockstep/launch/nodes/agent_store.h"
 
 #include <cstdlib>
-#include <vector>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace lockstep::internal {
 namespace {
-
-std::vector<uint8_t> bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-std::string text(const std::vector<uint8_t>& from) {
-  return {from.begin(), from.end()};
-}
 
 // Returns the first line of the message: c10 appends a stack trace.
 std::string brief(const std::exception& error) {
@@ -48,7 +39,7 @@ void silence_log() {
   }
 }
 
-c10::intrusive_ptr<c10d::TCPStore> open(const AgentStoreAddress& address) {
+c10::intrusive_ptr<c10d::Store> open(const AgentStoreAddress& address) {
   silence_log();
   c10d::TCPStoreOptions options;
   options.port = address.port;
@@ -69,13 +60,13 @@ class C10dAgentStore : public AgentStore {
       : store_(open(address)) {}
 
   void set(const std::string& key, const std::string& value) override {
-    guarded([&] { store_->set(key, bytes(value)); });
+    guarded([&] { store_->set(key, value); });
   }
 
   std::optional<std::string> get(const std::string& key) override {
     // TCPStore's get() waits until the key is set.
     if (!guarded([&] { return store_->check({key}); })) return std::nullopt;
-    auto value = guarded([&] { return text(store_->get(key)); });
+    auto value = guarded([&] { return store_->get_to_str(key); });
     if (value.empty()) return std::nullopt;
     return value;
   }
@@ -90,17 +81,17 @@ class C10dAgentStore : public AgentStore {
     // The key is emptied, not deleted: an agent that has just checked a key
     // would wait in get() if it were deleted meanwhile. compareSet() treats an
     // empty value like none.
-    guarded([&] { store_->set(key, std::vector<uint8_t>()); });
+    guarded([&] { store_->set(key, std::string()); });
   }
 
   std::string set_if_absent(const std::string& key,
                             const std::string& value) override {
     return guarded(
-        [&] { return text(store_->compareSet(key, {}, bytes(value))); });
+        [&] { return store_->compareSet(key, std::string(), value); });
   }
 
  private:
-  c10::intrusive_ptr<c10d::TCPStore> store_;
+  c10::intrusive_ptr<c10d::Store> store_;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <array>
 #include <exception>
 
-#include "lockstep/base/quiet_thread.h"
+#include "lockstep/base/signals.h"
 
 namespace lockstep::internal {
 namespace {

@@ -30,6 +30,9 @@ constexpr milliseconds kIgnoredTime{1000};
 // An agent sends something twice a second. If nothing has come for this long,
 // a connection that breaks was cut before.
 constexpr milliseconds kLongSilence{2000};
+// How long an agent whose connection was closed, as by the end of its process,
+// still counts as one that may rejoin.
+constexpr milliseconds kUntilRejoined{500};
 constexpr size_t kMostSessions = 16384;
 // When the kernel asks whether the host of a silent connection lives.
 constexpr int kProbeAfterSeconds = 60;
@@ -303,7 +306,7 @@ std::set<std::string> StoreServer::agents() {
   const std::lock_guard lock(mutex_);
   std::set<std::string> all;
   for (const auto& [agent, session] : sessions_) {
-    if (session.closed && now - *session.closed > limits_.until_rejoined) {
+    if (session.closed && now - *session.closed > kUntilRejoined) {
       continue;
     }
     all.insert(agent);

@@ -22,8 +22,8 @@
 
 namespace lockstep::internal {
 
-// The limits of what connections may cost the host of the store. The defaults
-// are for use, others for tests.
+// The limits of what connections may cost the host of the store.
+// benchmarks/rendezvous.cpp has others, as all its agents begin at once.
 struct StoreServerLimits {
   // A stranger is a connection that has not proved to know the secret, or, if
   // there is no secret, has not said hello. Above this number the oldest one is
@@ -34,9 +34,6 @@ struct StoreServerLimits {
   // From the first byte of a message to its last, and for how long a reply may
   // not be taken. Longer than the network may be cut.
   std::chrono::milliseconds message{60'000};
-  // How long an agent whose connection was closed, as by the end of its
-  // process, still counts as one that may rejoin.
-  std::chrono::milliseconds until_rejoined{500};
 };
 
 // The agents' store: answers the requests of store_message.h at a socket that
