@@ -15,13 +15,13 @@
 // Trainings on simulated GPUs beside the same on the CPU.
 namespace lockstep::internal::testing {
 
-// Runs `body` on this rank's GPU in a new world for each of some draws of
-// delays; LOCKSTEP_TEST_DRAWS is another number of them. Every second world has
-// NCCL alone, so that its control messages go over NCCL, too.
+// Runs `body` on this rank's GPU in a new world for each of two draws of delays;
+// LOCKSTEP_TEST_DRAW is another first one. Every second world has NCCL alone, so
+// that its control messages go over NCCL, too.
 inline void with_delays(const std::function<void(const at::Device&)>& body) {
-  const char* given = std::getenv("LOCKSTEP_TEST_DRAWS");
-  const uint64_t draws = given != nullptr ? std::stoull(given) : 2;
-  for (uint64_t draw = 1; draw <= draws; ++draw) {
+  const char* given = std::getenv("LOCKSTEP_TEST_DRAW");
+  const uint64_t first = given != nullptr ? std::stoull(given) : 1;
+  for (uint64_t draw = first; draw < first + 2; ++draw) {
     SCOPED_TRACE("draw " + std::to_string(draw));
     simulated_cuda::restart(draw);
     const auto group = init_process_group(draw % 2 == 1 ? "nccl" : "");
