@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/file_save.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <nlohmann/json.hpp>
@@ -179,7 +180,11 @@ void require_same_in_file(const std::vector<nlohmann::json>& claims) {
 FileSave::FileSave(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options, const Ranks& ranks)
     : path_(path), writes_(ranks.rank() == 0), compares_(ranks.size() > 1) {
-  const auto generators = ranks.gather(generator_state());
+  const auto own = generator_state(state.model.get());
+  // Ranks without the model, or with parts on other devices, have fewer states.
+  auto padded = at::zeros(ranks.any({own.numel()}), own.options());
+  padded.narrow(0, 0, own.numel()).copy_(own);
+  const auto generators = ranks.gather(padded);
   const auto all = gather_or_fail(
       ranks,
       [&](nlohmann::json& mine) {

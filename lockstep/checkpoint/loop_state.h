@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <cstddef>
 #include <functional>
@@ -29,19 +30,23 @@ void set_scheduler_state(Snapshot& snapshot, StateTree state);
 // `param_groups` are the numbers of all options of the optimizer's groups.
 StateTree scheduler_state_of(const Snapshot& snapshot);
 
-// Return and set the state of the default CPU generator.
-at::Tensor generator_state();
-void set_generator_state(const at::Tensor& state);
+// Return and set the states of the default generators of the CPU and of the
+// accelerators on which `model` is, in the order of its tensors: one after the
+// other in one tensor of bytes. A null model is on none. A generator of an
+// accelerator that `state` lacks keeps its own.
+at::Tensor generator_state(const torch::nn::Module* model);
+void set_generator_state(const at::Tensor& state,
+                         const torch::nn::Module* model);
 
 // Returns the state that `rank` of `size` takes from a snapshot in which
 // `saved` ranks have saved theirs, of which state_of(r) returns one: its own,
 // if the number of ranks is the same; otherwise one that is seeded from rank
 // 0's state and from `rank`. Returns nothing if `saved` is 0: the rank keeps
-// its own. Throws SnapshotError about `path` if the state is not one of this
-// generator.
+// its own. Throws SnapshotError about `path` if the state is not one of these
+// generators.
 std::optional<at::Tensor> generator_state_for(
     const std::string& path, size_t saved,
-    const std::function<at::Tensor(size_t)>& state_of, size_t rank,
-    size_t size);
+    const std::function<at::Tensor(size_t)>& state_of, size_t rank, size_t size,
+    const torch::nn::Module* model);
 
 }  // namespace lockstep::internal

@@ -94,7 +94,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   const auto& generators = loaded.snapshot.generator_states;
   loaded.generator = internal::generator_state_for(
       path, generators.size(), [&](size_t rank) { return generators[rank]; },
-      ranks.rank(), ranks.size());
+      ranks.rank(), ranks.size(), state.model.get());
   return loaded;
 }
 
@@ -237,7 +237,9 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   if (loaded.optimizer) loaded.optimizer->apply();
   if (loaded.scheduler) loaded.scheduler();
   load_items(path, loaded, ranks);
-  if (loaded.generator) internal::set_generator_state(*loaded.generator);
+  if (loaded.generator) {
+    internal::set_generator_state(*loaded.generator, state.model.get());
+  }
   LoadedSnapshot parts = parts_of(state, loaded);
   internal::restore_numbers(loaded.snapshot, state, parts.not_restored);
   parts.path = path;

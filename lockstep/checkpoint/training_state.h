@@ -141,10 +141,11 @@ struct LoadedSnapshot {
 // `path` (snapshot.h: the name chooses the format; the file is replaced as a
 // whole, and is on the disk when this returns). The optimizer's state has the
 // names of the parameters in the model. Model, optimizer, scheduler and
-// numbers are those of the first rank; the state of the default CPU generator
-// is saved for each rank. The other ranks' parameters and optimizer state, as
-// far as they have them, are compared with those of the first rank, as in a
-// folder. All ranks that set TrainingState::model must have the same items.
+// numbers are those of the first rank; the states of the default generators, of
+// the CPU and of the devices on which the model is, are saved for each rank.
+// The other ranks' parameters and optimizer state, as far as they have them,
+// are compared with those of the first rank, as in a folder. All ranks that set
+// TrainingState::model must have the same items.
 //
 // If `path` is a folder, all ranks must see it. A new snapshot appears in it,
 // as a whole, when everything is on the disk. Parameters and optimizer state

@@ -42,4 +42,12 @@ inline void keep_for_current_stream(const at::Tensor& tensor) {
   if (stream) tensor.record_stream(*stream);
 }
 
+// Blocks until this thread's current stream of the tensor's device has done
+// what it was given. Call it before another thread uses the tensor: that thread
+// has a current stream of its own. Does nothing for a tensor on the CPU.
+inline void finish_current_stream(const at::Tensor& tensor) {
+  const auto stream = current_stream(tensor.device());
+  if (stream) stream->synchronize();
+}
+
 }  // namespace lockstep::internal

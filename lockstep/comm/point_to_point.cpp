@@ -71,7 +71,8 @@ WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
 // A message of a batch, ready for its backend.
 struct BatchedMessage {
   explicit BatchedMessage(const P2POp& op)
-      : call(op.op == P2POp::Kind::isend ? "isend" : "irecv", op.group, {}),
+      : call(op.op == P2POp::Kind::isend ? "isend" : "irecv", op.group,
+             op.timeout),
         buffers(call),
         sends(op.op == P2POp::Kind::isend),
         peer(call.member("peer", op.peer)),
@@ -181,7 +182,8 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
         together[&backend].push_back(i);
         continue;
       }
-      const PointToPointOptions options{.group = op.group, .tag = op.tag};
+      const PointToPointOptions options{
+          .group = op.group, .tag = op.tag, .timeout = op.timeout};
       works[i] = op.op == P2POp::Kind::isend
                      ? isend(op.tensor, op.peer, options)
                      : irecv(op.tensor, op.peer, options);

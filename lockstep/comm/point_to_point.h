@@ -83,6 +83,7 @@ struct P2POp {
   int peer;                 // of the default group; not kAnySource
   ProcessGroupPtr group{};  // none means the default group; the same in all
   int tag{0};
+  std::optional<std::chrono::milliseconds> timeout{};  // not in Python
 };
 
 // Starts all operations, in any order of sends and receives, without a deadlock

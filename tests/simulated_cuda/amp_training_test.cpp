@@ -25,15 +25,14 @@
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
 #include "lockstep/parallel/swa/averaged_model.h"
-#include "tests/simulated_cuda/same_on_device.h"
+#include "tests/simulated_cuda/as_on_cpu.h"
 
 namespace lockstep::internal {
 namespace {
 
 using testing::append_state;
-using testing::expect_same_on_device;
-using testing::group_of_both;
-using testing::tolerance_of;
+using testing::bound_of_sums;
+using testing::expect_as_on_cpu;
 using testing::World;
 using torch::Tensor;
 using torch::nn::Linear;
@@ -47,15 +46,14 @@ Sequential make_net() {
 
 // One rank's infinity makes all ranks leave out the step.
 WORLD_TEST(TrainingOnDevices, AScalerSkipsTheStepOfAllRanks, 2, 3) {
-  const auto group = group_of_both();
-  expect_same_on_device(
-      world,
-      [&](torch::Device device) {
+  expect_as_on_cpu(
+      [&](const at::Device& device) {
         Sequential net = make_net();
         net->to(device);
         DistributedDataParallel<Sequential> model(net);
         optim::AdamW optimizer(net->parameters(), {.lr = 0.01});
         GradScaler scaler({.init_scale = 256, .growth_interval = 2});
+        torch::manual_seed(100 + world.rank);
         std::vector<Tensor> results;
         for (int step = 0; step < 6; ++step) {
           optimizer.zero_grad();
@@ -68,9 +66,9 @@ WORLD_TEST(TrainingOnDevices, AScalerSkipsTheStepOfAllRanks, 2, 3) {
           scaler.unscale_(optimizer);
           results.push_back(clip_grad_norm_(net->parameters(), 0.5));
           scaler.step(optimizer);
-          results.push_back(torch::tensor(scaler.found_inf(optimizer)));
+          results.push_back(torch::tensor(scaler.found_inf(optimizer), device));
           scaler.update();
-          results.push_back(torch::tensor(scaler.get_scale()));
+          results.push_back(torch::tensor(scaler.get_scale(), device));
           if (step == 3) {
             EXPECT_EQ(scaler.get_scale(), 256);
           }
@@ -82,14 +80,13 @@ WORLD_TEST(TrainingOnDevices, AScalerSkipsTheStepOfAllRanks, 2, 3) {
 }
 
 WORLD_TEST(TrainingOnDevices, AutocastTrainsAsOnTheCpu, 2, 3) {
-  const auto group = group_of_both();
-  expect_same_on_device(
-      world,
-      [&](torch::Device device) {
+  expect_as_on_cpu(
+      [&](const at::Device& device) {
         Sequential net = make_net();
         net->to(device);
         DistributedDataParallel<Sequential> model(net);
         optim::SGD optimizer(net->parameters(), {.lr = 0.05, .momentum = 0.9});
+        torch::manual_seed(100 + world.rank);
         std::vector<Tensor> results;
         for (int step = 0; step < 4; ++step) {
           optimizer.zero_grad();
@@ -112,15 +109,14 @@ WORLD_TEST(TrainingOnDevices, AutocastTrainsAsOnTheCpu, 2, 3) {
 }
 
 WORLD_TEST(TrainingOnDevices, NormsOfGradientsAreThoseOfTheCpu, 2) {
-  const auto group = group_of_both();
   for (const double order :
        {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
-    expect_same_on_device(
-        world,
-        [&](torch::Device device) {
+    expect_as_on_cpu(
+        [&](const at::Device& device) {
           Sequential net = make_net();
           net[0]->to(torch::kDouble);
           net->to(device);
+          torch::manual_seed(100 + world.rank);
           std::vector<Tensor> results;
           for (Tensor& parameter : net->parameters()) {
             parameter.mutable_grad() =
@@ -138,10 +134,8 @@ WORLD_TEST(TrainingOnDevices, NormsOfGradientsAreThoseOfTheCpu, 2) {
 }
 
 WORLD_TEST(TrainingOnDevices, SyncBatchNormTrainsAsOnTheCpu, 2, 3) {
-  const auto group = group_of_both();
-  expect_same_on_device(
-      world,
-      [&](torch::Device device) {
+  expect_as_on_cpu(
+      [&](const at::Device& device) {
         torch::manual_seed(8);
         Sequential net(
             torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 4, 3).bias(false)),
@@ -151,6 +145,7 @@ WORLD_TEST(TrainingOnDevices, SyncBatchNormTrainsAsOnTheCpu, 2, 3) {
         net->to(device);
         DistributedDataParallel<Sequential> model(net);
         torch::optim::SGD optimizer(net->parameters(), 0.05);
+        torch::manual_seed(100 + world.rank);
         std::vector<Tensor> results;
         for (int step = 0; step < 4; ++step) {
           optimizer.zero_grad();
@@ -168,11 +163,9 @@ WORLD_TEST(TrainingOnDevices, SyncBatchNormTrainsAsOnTheCpu, 2, 3) {
 }
 
 WORLD_TEST(TrainingOnDevices, AveragedModelsAreThoseOfTheCpu, 2, 3) {
-  const auto group = group_of_both();
   for (const bool on_cpu : {false, true}) {
-    expect_same_on_device(
-        world,
-        [&](torch::Device device) {
+    expect_as_on_cpu(
+        [&](const at::Device& device) {
           Sequential net = make_net();
           net->to(device);
           DistributedDataParallel<Sequential> model(net);
@@ -185,6 +178,7 @@ WORLD_TEST(TrainingOnDevices, AveragedModelsAreThoseOfTheCpu, 2, 3) {
               optimizer, std::make_shared<PeriodicModelAverager>(
                              PeriodicModelAveragerOptions{.period = 2,
                                                           .warmup_steps = 1}));
+          torch::manual_seed(100 + world.rank);
           std::vector<Tensor> results;
           for (int step = 0; step < 5; ++step) {
             stepping.zero_grad();
@@ -195,37 +189,44 @@ WORLD_TEST(TrainingOnDevices, AveragedModelsAreThoseOfTheCpu, 2, 3) {
             average.update_parameters(model);
             append_state(*net, results);
           }
-          append_state(*average.module(), results);
+          std::vector<Tensor> averages;
+          append_state(*average.module(), averages);
+          for (const Tensor& one : averages) results.push_back(one.to(device));
           EXPECT_EQ(average.n_averaged(), 5);
           return results;
         },
-        tolerance_of(world));
+        bound_of_sums(world));
   }
 }
 
 WORLD_TEST(TrainingOnDevices, MetricsAreThoseOfTheCpu, 2, 3) {
-  const auto group = group_of_both();
-  expect_same_on_device(world, [&](torch::Device device) {
-    metrics::Mean mean;
-    metrics::Sum sum;
-    metrics::Perplexity perplexity;
-    metrics::Accuracy accuracy({.top_k = 2});
-    metrics::ConfusionMatrix matrix({.num_classes = 5});
-    for (int batch = 0; batch < 3 + world.rank; ++batch) {
-      const Tensor scores = torch::randn({4, 5}).to(device);
-      const Tensor target = torch::randint(5, {4}).to(device);
-      const Tensor weights = torch::rand({4}).to(device);
-      mean.update(scores.select(1, 0), weights);
-      sum.update(scores);
-      perplexity.update(scores, target);
-      accuracy.update(scores, target);
-      matrix.update(scores, target);
-    }
-    return std::vector<Tensor>{
-        torch::tensor(mean.compute()), torch::tensor(sum.compute()),
-        torch::tensor(perplexity.compute()), torch::tensor(accuracy.compute()),
-        matrix.compute()};
-  });
+  expect_as_on_cpu(
+      [&](const at::Device& device) {
+        torch::manual_seed(100 + world.rank);
+        metrics::Mean mean;
+        metrics::Sum sum;
+        metrics::Perplexity perplexity;
+        metrics::Accuracy accuracy({.top_k = 2});
+        metrics::ConfusionMatrix matrix({.num_classes = 5});
+        for (int batch = 0; batch < 3 + world.rank; ++batch) {
+          const Tensor scores = torch::randn({4, 5}).to(device);
+          const Tensor target = torch::randint(5, {4}).to(device);
+          const Tensor weights = torch::rand({4}).to(device);
+          mean.update(scores.select(1, 0), weights);
+          sum.update(scores);
+          perplexity.update(scores, target);
+          accuracy.update(scores, target);
+          matrix.update(scores, target);
+        }
+        std::vector<Tensor> results{
+            torch::tensor({mean.compute(), sum.compute(), perplexity.compute(),
+                           accuracy.compute()},
+                          torch::kDouble),
+            matrix.compute()};
+        for (Tensor& result : results) result = result.to(device);
+        return results;
+      },
+      0);
 }
 
 // Threads other than the main one have device 0 as their current device, so

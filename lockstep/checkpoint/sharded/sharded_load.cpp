@@ -388,8 +388,8 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
 }
 
 std::optional<at::Tensor> prepare_generator(const TensorFiles& files,
-                                            const Ranks& ranks,
-                                            bool checksums) {
+                                            const Ranks& ranks, bool checksums,
+                                            const torch::nn::Module* model) {
   const auto saved = files.names_under(kGeneratorPrefix);
   return generator_state_for(
       files.path(), saved.size(),
@@ -401,7 +401,7 @@ std::optional<at::Tensor> prepare_generator(const TensorFiles& files,
         }
         return read_tensor(files, name, checksums);
       },
-      ranks.rank(), ranks.size());
+      ranks.rank(), ranks.size(), model);
 }
 
 StateTree saved_scheduler(const Manifest& manifest) {
@@ -581,7 +581,8 @@ class FolderLoad {
       ready_.scheduler =
           state_.scheduler->prepare_load(saved_scheduler(*manifest));
     }
-    ready_.generator = prepare_generator(files, ranks_, options_.verify);
+    ready_.generator =
+        prepare_generator(files, ranks_, options_.verify, state_.model.get());
     note("generator", true, ready_.generator.has_value());
     const auto saved = manifest ? manifest->items : decltype(manifest->items)();
     for (const auto& [name, item] : state_.items) {
@@ -758,7 +759,9 @@ class FolderLoad {
                                  "again)",
                              is_mistake);
         });
-    if (ready_.generator) set_generator_state(*ready_.generator);
+    if (ready_.generator) {
+      set_generator_state(*ready_.generator, state_.model.get());
+    }
     const auto& manifest = ready_.files->manifest();
     restore_numbers(manifest ? manifest->numbers : without_numbers(), state_,
                     ready_.parts.not_restored);

@@ -299,7 +299,7 @@ void ShardedSave::collect(
   }
   Json items_of_ranks = Json::object();
   add_items(state, optimizers, items_of_ranks);
-  const at::Tensor generator = generator_state();
+  const at::Tensor generator = generator_state(state.model.get());
   shards_.push_back({kGeneratorPrefix + std::to_string(rank_),
                      generator.sizes().vec(), Replicate{}, generator});
   for (const TensorShard& shard : shards_) require_utf8(shard.name);

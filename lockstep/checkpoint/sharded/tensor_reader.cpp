@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/comm/accelerator.h"
 
 namespace lockstep::internal {
 namespace {
@@ -206,6 +207,9 @@ void TensorReader::run(const Task& task) const {
 }
 
 void TensorReader::read() const {
+  for (const Task& task : tasks_) {
+    if (task.target.defined()) finish_current_stream(task.target);
+  }
   run_tasks(tasks_.size(), reading_threads(),
             [&](size_t index) { run(tasks_[index]); });
 }

@@ -10,7 +10,8 @@
 // Attention of some queries to some keys on one rank, and the sum of several
 // such blocks. It follows Liu, Zaharia and Abbeel, "Ring Attention with
 // Blockwise Transformers for Near-Infinite Context" (ICLR 2024), section 3, on
-// LibTorch's flash attention for the CPU.
+// LibTorch's flash attention for the CPU; on other devices by products of
+// matrices, which take the memory of the queries times the keys of a block.
 //
 // Query, output and their gradients are [batch, heads, tokens, head_dim]; key,
 // value and theirs [batch, key heads, tokens, head_dim]: key head h is that of

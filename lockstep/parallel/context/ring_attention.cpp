@@ -81,7 +81,6 @@ class RingAttentionFunction
     KeyValueRing blocks(ring.call, ring.plan, std::move(own));
     for (int step = 0; step < ring.plan->ranks(); ++step) {
       blocks.start_next();
-      gradients.start();
       BlockGradients part;
       const auto block = ring.block(blocks.source());
       if (block) {
@@ -114,11 +113,6 @@ at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key,
       .timeout = options.timeout};
   const auto inputs = internal::autocast_inputs({query, key, value});
   internal::check_attention(call, inputs, options.dropout_p);
-  if (!inputs.query.is_cpu()) {
-    throw std::invalid_argument(
-        c10::str(call.name, ": the tensors are on ", inputs.query.device(),
-                 ", but it computes on the CPU only; use ulysses_attention()"));
-  }
   if (call.group->size() == 1) {
     return at::scaled_dot_product_attention(
         inputs.query, inputs.key, inputs.value, /*attn_mask=*/{},

@@ -46,9 +46,9 @@ struct RingAttentionOptions {
 //               of heads is a multiple of the number of key heads
 //               (grouped-query attention: consecutive heads share a key head)
 //
-// All are on the CPU and have one dtype: float64, float32, bfloat16 or float16
-// (under Autocast that of autocast). Ranks may have different numbers of
-// tokens, and some none. In zigzag order with is_causal the numbers must be
+// All are on one device and have one dtype: float64, float32, bfloat16 or
+// float16 (under Autocast that of autocast). Ranks may have different numbers
+// of tokens, and some none. In zigzag order with is_causal the numbers must be
 // those of context_shard(). Without is_causal the keys may be those of another
 // sequence (cross attention).
 //
@@ -57,7 +57,9 @@ struct RingAttentionOptions {
 // backward the gradients of three ranks, too. With p ranks each sends the keys
 // and values of p - 1 ranks in forward; backward sends them again, and the
 // gradients of p ranks. With a causal mask in plain order keys and values go
-// only to the ranks after them.
+// only to the ranks after them. On the CPU LibTorch's flash attention computes;
+// elsewhere products of matrices do, which take the memory of the queries times
+// the keys of one rank, for each head.
 //
 // The results of blocks are summed in float32 (float64 inputs: in float64), and
 // so are gradients, in an order that does not depend on timing. A half type is

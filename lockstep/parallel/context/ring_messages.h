@@ -13,8 +13,10 @@
 
 // The messages of ring attention. In step s a rank has the block of the rank s
 // before it. Every message belongs to a step and is started by both ends in
-// that step, before either computes, so that it travels meanwhile; no rank
-// waits for a message of a later step.
+// that step, blocks before either computes and gradients after it, so that it
+// travels while they compute; no rank waits for a message of a later step.
+// Those that a rank starts at one time are one batch: NCCL runs the others of a
+// group one after the other, and ranks that all sent first would wait for ever.
 //
 // These classes give up their messages when an exception destroys them. The
 // messages have tags of their own, which the program must not use in this
@@ -93,14 +95,13 @@ class GradientRing {
   GradientRing(AttentionCall call, std::shared_ptr<const RingPlan> plan,
                const at::Tensor& block, at::ScalarType dtype);
 
-  // Starts to receive the sum of this step's block.
-  void start();
-  // Returns that sum, shaped as the block, for this rank to add its gradients:
-  // zeros in the first step, which is that of its own block. Blocks until it
-  // has arrived. Undefined if neither this rank nor a later one uses the block.
+  // Returns the sum of this step's block, shaped as the block, for this rank to
+  // add its gradients: zeros in the first step, which is that of its own block.
+  // Blocks until it has arrived. Undefined if neither this rank nor a later one
+  // uses the block.
   const at::Tensor& receive();
-  // Sends the sum on and begins the next step. Blocks until the sum of the step
-  // before was sent.
+  // Begins the next step: starts to send the sum on, and to receive that of the
+  // next step. Blocks until the sum of the step before was sent.
   void pass_on();
   // Returns the gradients of this rank's own block. After the last step. Blocks
   // until they have arrived, and all sums were sent.

@@ -14,6 +14,7 @@
 
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/backend_traits.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/version_of.h"
@@ -211,8 +212,8 @@ void DdpState::find_tensors() {
     sparse_.push_back(sparse.contains(tensor.unsafeGetTensorImpl()));
     const auto device = tensor.device().type();
     if (sparse_.back() && tensor.requires_grad() && group.size() > 1 &&
-        group.has_backend(device) &&
-        !traits_of(group.backend(device)).sums_sparse()) {
+        inside(group).has_backend(device) &&
+        !traits_of(inside(group).backend(device)).sums_sparse()) {
       throw mistake("the gradient of '" + name +
                     "' is sparse, and NCCL sums no sparse tensors; make its "
                     "module with sparse(false), or give a process_group over "

@@ -1,6 +1,8 @@
 #include "lockstep/parallel/tensor/tensor_parallel.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdint>
 #include <mutex>
@@ -8,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/loop_state.h"
+#include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/equal_replicas.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
@@ -31,13 +35,9 @@ void verify_replicated(const torch::nn::Module& module,
   auto group = internal::tensor_group(given);
   if (!group) return;
   const internal::UserFunction function("verify_replicated()");
-  std::vector<internal::NamedParameter> tensors;
-  {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    const std::lock_guard lock(generator.mutex());
-    tensors.push_back(
-        {"the state of the default generator", generator.get_state()});
-  }
+  std::vector<internal::NamedParameter> tensors{
+      {"the state of the default generator",
+       internal::generator_state(&module)}};
   auto add = [&](const auto& named) {
     for (const auto& item : named) {
       if (internal::is_divided_over(item.value(), *group)) continue;
@@ -57,19 +57,29 @@ void verify_replicated(const torch::nn::Module& module,
 TensorParallelRandom::TensorParallelRandom(const ProcessGroupPtr& given) {
   auto group = internal::tensor_group(given);
   if (!group) return;
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  auto* cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
-  const uint32_t draw = cpu->random();
-  state_ = generator.get_state();
-  cpu->set_current_seed(mixed(draw + static_cast<uint32_t>(group->rank())));
+  std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
+  const auto accelerator = internal::visible_accelerator();
+  if (accelerator && group->has_backend(*accelerator)) {
+    generators.push_back(at::globalContext().defaultGenerator(
+        c10::impl::VirtualGuardImpl(*accelerator).getDevice()));
+  }
+  uint32_t draw = 0;
+  for (auto& generator : generators) {
+    const std::lock_guard lock(generator.mutex());
+    if (states_.empty()) {
+      draw = at::check_generator<at::CPUGeneratorImpl>(generator)->random();
+    }
+    states_.emplace_back(generator, generator.get_state());
+    generator.set_current_seed(
+        mixed(draw + static_cast<uint32_t>(group->rank())));
+  }
 }
 
 TensorParallelRandom::~TensorParallelRandom() {
-  if (!state_.defined()) return;
-  auto generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state_);
+  for (auto& [generator, state] : states_) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
 }
 
 }  // namespace lockstep

@@ -4,6 +4,9 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <utility>
+#include <vector>
+
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/tensor/parallel_linear.h"
 #include "lockstep/parallel/tensor/parallel_self_attention.h"
@@ -15,8 +18,9 @@
 // All of tensor parallelism; docs/tensor-parallel.md explains it.
 namespace lockstep {
 
-// While it exists, LibTorch's default CPU generator gives each rank of a tensor
-// group other random numbers. What is divided over the ranks needs this:
+// While it exists, LibTorch's default generators give each rank of a tensor
+// group other random numbers: that of the CPU and, if the group has a backend
+// for GPUs, that of the current one. What is divided over the ranks needs this:
 // dropout of attention heads, of hidden features, or of parts of the sequence.
 // Outside, the ranks draw equal numbers, as dropout of replicated activations
 // needs it: then each rank has the same mask.
@@ -29,20 +33,19 @@ namespace lockstep {
 //   }
 //   x = x + at::dropout(down->forward(hidden), 0.1, is_training());
 //
-// This needs the same state of the generator on all ranks of the group before,
+// This needs the same state of the generators on all ranks of the group before,
 // so give them the same torch::manual_seed(). (Ranks of a data group draw other
 // numbers: seed with the rank in the data group.) The constructor draws one
-// number and seeds the generator with that number and the rank; the destructor
-// restores the state that the generator had after the constructor's draw. So
-// everything follows from the generator's own state: activation checkpointing
-// that restores it repeats the same masks, and so does a snapshot. Megatron-LM
-// and DTensor keep a second state instead (get_cuda_rng_tracker,
-// torch.distributed.tensor._random).
+// number from the CPU's generator and seeds the generators with that number and
+// the rank; the destructor restores the states that they had after the
+// constructor's draw. So everything follows from the generators' own states:
+// activation checkpointing that restores them repeats the same masks, and so
+// does a snapshot. Megatron-LM and DTensor keep a second state instead
+// (get_cuda_rng_tracker, torch.distributed.tensor._random).
 //
-// One draw and two copies of the generator's state (5 KB), no communication. In
-// a group of one, or without process groups, it does nothing. May be nested. No
-// other thread may use the default generator meanwhile. Generators of GPUs are
-// left alone.
+// One draw and two copies of the generators' states (5 KB), no communication.
+// In a group of one, or without process groups, it does nothing. May be nested.
+// No other thread may use the default generators meanwhile.
 class TensorParallelRandom {
  public:
   // Null means the default group.
@@ -52,16 +55,17 @@ class TensorParallelRandom {
   TensorParallelRandom& operator=(const TensorParallelRandom&) = delete;
 
  private:
-  at::Tensor state_;  // to go on with, or undefined
+  // The states to go on with.
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
 // Checks what tensor parallelism takes for granted: that all ranks of `group`
 // (null means the default group) have the same bits in each parameter and
 // buffer of `module` that is not divided over ranks (biases of row-parallel
 // layers, norms, position embeddings), and equal states of LibTorch's default
-// CPU generator. Call it after constructing the model, and again if the ranks
-// of a tensor group seem to drift apart: ranks with different values train
-// without an error, but wrongly.
+// generators, of the CPU and of the devices of `module`. Call it after
+// constructing the model, and again if the ranks of a tensor group seem to
+// drift apart: ranks with different values train without an error, but wrongly.
 //
 // Collective: one all_gather of 16 bytes; reads all tensors.
 // Throws std::runtime_error, on every rank, with the rank and what differs.

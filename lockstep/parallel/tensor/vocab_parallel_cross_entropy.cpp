@@ -85,7 +85,7 @@ Classes checked_classes(int64_t own, int64_t each, int64_t all, int64_t moment,
 
 void check_targets(const at::Tensor& target, const at::Tensor& valid,
                    int64_t classes) {
-  if (!target.is_cpu() || target.numel() == 0) return;
+  if (target.numel() == 0) return;
   auto [least, greatest] = at::aminmax(target.masked_fill(~valid, 0));
   const auto first = least.item<int64_t>();
   const auto last = greatest.item<int64_t>();

@@ -44,9 +44,9 @@ struct VocabParallelCrossEntropyOptions {
 // without process groups, it is torch::cross_entropy_loss.
 //
 // Throws std::invalid_argument, on all ranks alike, for shapes that do not fit,
-// for a target that is not a class (CPU only), and if the ranks' parts are not
-// those of torch.chunk(). backward() with create_graph throws
-// std::runtime_error: there is no second derivative.
+// for a target that is not a class, and if the ranks' parts are not those of
+// torch.chunk(). backward() with create_graph throws std::runtime_error: there
+// is no second derivative.
 at::Tensor vocab_parallel_cross_entropy(
     const at::Tensor& logits, const at::Tensor& target,
     const VocabParallelCrossEntropyOptions& options = {});

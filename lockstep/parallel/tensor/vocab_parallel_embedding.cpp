@@ -15,7 +15,8 @@ namespace {
 
 using internal::Range;
 
-// A rank would take an index that no rank has for one of another rank's.
+// On a device the host would have to wait for the indices; there the kernel of
+// rank 0 finds a wrong one.
 void check_indices(const at::Tensor& input, int64_t num_embeddings) {
   if (!input.is_cpu() || input.numel() == 0) return;
   auto [least, greatest] = at::aminmax(input);
@@ -93,6 +94,10 @@ at::Tensor VocabParallelEmbeddingImpl::forward(const at::Tensor& input) {
     term = at::zeros(shape, weight.options()) + weight.sum();
   } else {
     auto elsewhere = input.lt(rows.begin).logical_or_(input.ge(rows.end));
+    if (group_->rank() == 0 && !input.is_cpu()) {
+      elsewhere.logical_and_(input.ge(0))
+          .logical_and_(input.lt(num_embeddings));
+    }
     auto local = (input - rows.begin).masked_fill_(elsewhere, 0);
     int64_t padding = options.padding_idx.value_or(-1) - rows.begin;
     if (padding < 0 || padding >= rows.size()) padding = -1;

@@ -46,7 +46,8 @@ struct VocabParallelEmbeddingOptions {
 // Initial values are those of ColumnParallelLinear's description. forward() is
 // one collective; backward is one with sequence_parallel. In a group of one, or
 // without process groups, it is a torch::nn::Embedding. Throws
-// std::invalid_argument if an index is not in the table (CPU only).
+// std::invalid_argument if an index is not in the table; on a GPU the kernel of
+// the first rank fails then.
 class VocabParallelEmbeddingImpl
     : public torch::nn::Cloneable<VocabParallelEmbeddingImpl> {
  public:

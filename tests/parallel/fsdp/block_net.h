@@ -62,22 +62,23 @@ inline constexpr int64_t kTokens = 13;
 template <template <typename> class Unit>
 struct BlockNetImpl : torch::nn::Module {
   explicit BlockNetImpl(const FullyShardOptions& options, int count = 3,
-                        at::ScalarType dtype = at::kDouble) {
+                        at::ScalarType dtype = at::kDouble,
+                        at::Device device = at::kCPU) {
     embedding =
         register_module("embedding", torch::nn::Embedding(kTokens, kWidth));
-    embedding->to(dtype);
+    embedding->to(device, dtype);
     for (int i = 0; i < count; ++i) {
       blocks.emplace_back(
           [&] {
             Block block(kWidth);
-            block->to(dtype);
+            block->to(device, dtype);
             return block;
           },
           options);
       register_module("block" + std::to_string(i), blocks.back().ptr());
     }
     head = register_module("head", torch::nn::Linear(kWidth, kTokens));
-    head->to(dtype);
+    head->to(device, dtype);
   }
   at::Tensor forward(const at::Tensor& tokens) {
     auto x = embedding(tokens);

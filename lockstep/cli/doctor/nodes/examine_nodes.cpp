@@ -383,8 +383,10 @@ class Examination {
     const auto document = nlohmann::ordered_json::parse(*text);
     verdict.health =
         static_cast<Health>(std::clamp(document.at("health").get<int>(), 0, 2));
-    verdict.found = printable(document.at("found"), kMostVerdict);
-    verdict.advice = printable(document.at("advice"), kMostVerdict);
+    verdict.found =
+        printable(document.at("found").get<std::string>(), kMostVerdict);
+    verdict.advice =
+        printable(document.at("advice").get<std::string>(), kMostVerdict);
     return verdict;
   }
 

@@ -216,7 +216,7 @@ LinkFigures LinkFigures::parse(const std::string& text) try {
   const auto document = nlohmann::ordered_json::parse(text);
   LinkFigures figures;
   if (!document.at("error").is_null()) {
-    figures.error = printable(document.at("error"));
+    figures.error = printable(document.at("error").get<std::string>());
     if (figures.error.empty()) figures.error = "?";
     return figures;
   }
