@@ -15,9 +15,9 @@
 // Trainings on simulated GPUs beside the same on the CPU.
 namespace lockstep::internal::testing {
 
-// Runs `body` on this rank's GPU in a new world for each of two draws of delays;
-// LOCKSTEP_TEST_DRAW is another first one. Every second world has NCCL alone, so
-// that its control messages go over NCCL, too.
+// Runs `body` on this rank's GPU in a new world for each of two draws of
+// delays; LOCKSTEP_TEST_DRAW is another first one. Every second world has NCCL
+// alone, so that its control messages go over NCCL, too.
 inline void with_delays(const std::function<void(const at::Device&)>& body) {
   const char* given = std::getenv("LOCKSTEP_TEST_DRAW");
   const uint64_t first = given != nullptr ? std::stoull(given) : 1;
