@@ -60,7 +60,7 @@ TensorParallelRandom::TensorParallelRandom(const ProcessGroupPtr& given) {
   if (!group) return;
   std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
   const auto accelerator = internal::visible_accelerator();
-  if (accelerator && inside(group).has_backend(*accelerator)) {
+  if (accelerator && internal::inside(group).has_backend(*accelerator)) {
     generators.push_back(at::globalContext().defaultGenerator(
         c10::impl::VirtualGuardImpl(*accelerator).getDevice()));
   }
