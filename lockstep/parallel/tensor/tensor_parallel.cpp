@@ -12,6 +12,7 @@
 
 #include "lockstep/checkpoint/loop_state.h"
 #include "lockstep/comm/accelerator.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/equal_replicas.h"
 #include "lockstep/parallel/tensor/tensor_part.h"
@@ -59,7 +60,7 @@ TensorParallelRandom::TensorParallelRandom(const ProcessGroupPtr& given) {
   if (!group) return;
   std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
   const auto accelerator = internal::visible_accelerator();
-  if (accelerator && group->has_backend(*accelerator)) {
+  if (accelerator && internal::inside(*group).has_backend(*accelerator)) {
     generators.push_back(at::globalContext().defaultGenerator(
         c10::impl::VirtualGuardImpl(*accelerator).getDevice()));
   }
