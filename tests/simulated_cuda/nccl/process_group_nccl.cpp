@@ -58,9 +58,19 @@ GivenOptions in_task(GivenOptions options) {
   return options;
 }
 
-bool ends_processes() {
-  const char* const handling = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
-  return !handling || std::string(handling) != "0";
+// TORCH_NCCL_ASYNC_ERROR_HANDLING: what the watchdog does after a failure.
+enum class ErrorHandling { kNone = 0, kEndProcess = 1, kEndOperations = 2 };
+
+ErrorHandling error_handling() {
+  const char* const text = std::getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
+  const int given = text ? std::atoi(text) : 3;
+  return given == 0 || given == 2 ? static_cast<ErrorHandling>(given)
+                                  : ErrorHandling::kEndProcess;
+}
+
+bool waits_block() {
+  const char* const text = std::getenv("TORCH_NCCL_BLOCKING_WAIT");
+  return text && std::string(text) == "1";
 }
 
 void check_dtype(const at::Tensor& tensor) {
@@ -174,6 +184,7 @@ class ProcessGroupNCCL::NcclWork final : public Work {
   bool wait(milliseconds timeout) override {
     const c10::Stream current = cuda().getStream(device_);
     end_.block(current);
+    if (timeout == kNoTimeout && waits_block()) timeout = timeout_;
     if (timeout != kNoTimeout) {
       const auto deadline = std::chrono::steady_clock::now() + timeout;
       while (!isCompleted()) {
@@ -328,7 +339,7 @@ std::string ProcessGroupNCCL::retire_ended() {
   {
     const std::lock_guard lock(pending_mutex_);
     for (auto work = pending_.begin(); work != pending_.end();) {
-      if ((*work)->is_overdue() && !(*work)->isCompleted()) {
+      if ((*work)->is_overdue() && !(*work)->isCompleted() && !waits_block()) {
         (*work)->fail((*work)->words_of_timeout((*work)->timeout()),
                       /*ends_process=*/true);
       }
@@ -357,15 +368,16 @@ void ProcessGroupNCCL::watch(const std::stop_token& stop) {
   while (!stopped.wait_for(waiting, stop, kPause,
                            [&] { return stop.stop_requested(); })) {
     const std::string reason = retire_ended();
-    if (!reason.empty() && ends_processes()) {
-      std::fprintf(
-          stderr,
-          "Some NCCL operations have failed or timed out: %s. To avoid "
-          "data inconsistency, we are taking the entire process "
-          "down.\n",
-          reason.c_str());
+    if (reason.empty() || error_handling() == ErrorHandling::kNone) continue;
+    std::fprintf(stderr, "Some NCCL operations have failed or timed out: %s.\n",
+                 reason.c_str());
+    if (error_handling() == ErrorHandling::kEndProcess) {
+      std::fprintf(stderr,
+                   "To avoid data inconsistency, we are taking the entire "
+                   "process down.\n");
       std::abort();
     }
+    communicator_->abort();
   }
 }
 
