@@ -154,7 +154,7 @@ UNMATCHED(BroadcastObject, broadcast_object(1, 0),
 UNMATCHED(SaveSnapshot,
           save_snapshot(world.folder / "a.pt",
                         {.model = training.model.module()}),
-          "rank 0 in save_snapshot(), at all_gather #")
+          "rank 0 in save_snapshot(), at all_reduce #")
 WORLD_TEST(UnmatchedCalls, BackwardAgainstThatOfAnotherWrapper, 2, 3) {
   in_group("cpu:shm", {.timeout = kTimeout}, [&] {
     Training one;
@@ -214,7 +214,7 @@ WORLD_TEST(UnmatchedCalls, OnGlooWithDetail, 2) {
         save_snapshot(world.folder / "a.pt",
                       {.model = training.model.module()});
       },
-      "rank 0: save_snapshot(), at all_gather #", "gloo", true);
+      "rank 0: save_snapshot(), at all_reduce #", "gloo", true);
 }
 
 // The ranks are late, but none of them stands still.
