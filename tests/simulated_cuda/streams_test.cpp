@@ -169,6 +169,7 @@ WORLD_TEST(Streams, ABucketFollowsTheStreamThatUsesIt, 1) {
     }
     bucket.reset();
     const Tensor next = torch::full({1000}, 7, device);
+    EXPECT_EQ(next.sum().item<float>(), 7000);  // before `other` goes on
     const c10::StreamGuard guard(other);
     EXPECT_EQ(sum.sum().item<float>(), 2000) << "seed " << seed;
   }
