@@ -187,23 +187,31 @@ std::vector<Tensor> train(const Variant& variant, const World& world,
 }
 
 WORLD_TEST(DdpOnDevices, TrainsWithTheNumbersOfTheCpu, 2, 3) {
-  for (const Variant& variant : variants()) {
-    SCOPED_TRACE(variant.name);
+  const auto all = variants();
+  for (const bool mixed : {false, true}) {
     expect_as_on_cpu(
-        [&](const at::Device& device) { return train(variant, world, device); },
-        // The sums of bfloat16 gradients may round another way.
-        variant.options.mixed_precision && world.size > 2
-            ? 2e-2
-            : bound_of_sums(world, 1e-9));
-    if (::testing::Test::HasFailure()) return;
+        [&](const at::Device& device) {
+          std::vector<Tensor> results;
+          for (const Variant& variant : all) {
+            if (variant.options.mixed_precision.has_value() != mixed) continue;
+            for (Tensor& one : train(variant, world, device)) {
+              results.push_back(std::move(one));
+            }
+          }
+          return results;
+        },
+        // For three ranks the parameter in float32, or bfloat16, is rounded
+        // another way.
+        bound_of_sums(world, mixed ? 0.1 : 1e-4));
   }
 }
 
 WORLD_TEST(DdpOnDevices, RanksWithoutInputsShadowTheOthers, 2, 3) {
-  for (const bool views : {true, false}) {
-    for (const bool by_size : {true, false}) {
-      expect_as_on_cpu(
-          [&](const at::Device& device) {
+  expect_as_on_cpu(
+      [&](const at::Device& device) {
+        std::vector<Tensor> results;
+        for (const bool views : {true, false}) {
+          for (const bool by_size : {true, false}) {
             auto net = std::make_shared<NetImpl>();
             net->to(device);
             Ddp model(
@@ -221,17 +229,16 @@ WORLD_TEST(DdpOnDevices, RanksWithoutInputsShadowTheOthers, 2, 3) {
                   }
                 },
                 {.divide_by_initial_world_size = by_size});
-            std::vector<Tensor> results;
             for (const Tensor& parameter : net->parameters()) {
               results.push_back(parameter.detach());
             }
-            return results;
-          },
-          // Sums are divided by the number of ranks that train, which may be
-          // no power of 2.
-          1e-9);
-    }
-  }
+          }
+        }
+        return results;
+      },
+      // Sums are divided by the number of ranks that train, which may be no
+      // power of 2.
+      1e-4);
 }
 
 // NCCL's error came at the end of the first backward, without the parameter.
@@ -303,7 +310,7 @@ WORLD_TEST(DdpOnDevices, AnIterationThatThrowsIsGivenUp, 2, 3) {
           }
           return results;
         },
-        bound_of_sums(world, 1e-9));
+        bound_of_sums(world, 1e-4));
   }
 }
 
