@@ -83,8 +83,8 @@ struct Snapshot {
   int64_t step{0};
   // Empty if the run was between two epochs or has no sampler.
   SamplerState sampler_state{};
-  // Each rank's get_state() of the default CPU generator and, after it, of those
-  // of the devices on which the model is (uint8, one dimension).
+  // Each rank's get_state() of the default CPU generator and, after it, of
+  // those of the devices on which the model is (uint8, one dimension).
   std::vector<at::Tensor> generator_states{};
   // For the caller's use; UTF-8.
   std::map<std::string, std::string> metadata{};
