@@ -9,7 +9,6 @@
 #include "lockstep/checkpoint/file_save.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/sharded/sharded_save.h"
-#include "lockstep/comm/accelerator.h"
 
 namespace lockstep::internal {
 namespace {
@@ -77,20 +76,10 @@ std::unique_ptr<Save> begin_save(const std::string& path,
                                  const TrainingState& state,
                                  const SnapshotOptions& options,
                                  const Ranks& ranks, SaveFiles& files) {
-  std::unique_ptr<Save> save;
   if (names_folder(path, ranks)) {
-    save = std::make_unique<ShardedSave>(path, state, options, ranks, files);
-  } else {
-    save = std::make_unique<FileSave>(path, state, options, ranks);
+    return std::make_unique<ShardedSave>(path, state, options, ranks, files);
   }
-  // Other threads may read the tensors.
-  for (const auto& entry : save->tensors()) {
-    finish_current_stream(*entry.tensor);
-  }
-  for (const auto& entry : save->tensors_to_compare()) {
-    finish_current_stream(entry.tensor);
-  }
-  return save;
+  return std::make_unique<FileSave>(path, state, options, ranks);
 }
 
 SnapshotForm form_of(const std::string& path) {

@@ -205,8 +205,8 @@ WORLD_TEST(SimgpuSnapshots, TheSaverCopiesBetweenTwoSteps, 1, 2) {
   });
 }
 
-// A thread that reads or writes tensors had the default stream, which does not
-// wait for the program's own.
+// The threads that load had the default stream, which does not wait for the
+// program's own: what that still wrote overwrote what they had loaded.
 WORLD_TEST(SimgpuSnapshots, FollowAStreamOfTheProgram, 1, 2) {
   with_delays([&](const at::Device& device) {
     const c10::impl::VirtualGuardImpl cuda(device.type());
