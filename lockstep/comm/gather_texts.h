@@ -16,8 +16,8 @@ namespace lockstep::internal {
 
 // Asks a store again and again, because LibTorch prints a warning of its own if
 // Store::wait() times out. Returns true as soon as `ask()` does, false if the
-// deadline passes before; a rank that comes in the last moment counts. What
-// `ask` throws ends the wait. The pause between two questions grows to
+// deadline passes before; a rank that comes in the last moment counts. An
+// exception of `ask` ends the wait. The pause between two questions grows to
 // `longest_pause`.
 template <typename Ask>
 bool poll_store(
@@ -54,7 +54,7 @@ struct StoreMembers {
 //
 // Blocks in poll_store() until all have come or the deadline has passed.
 // `look`, if given, is called after each question, also after the last one.
-// What it throws ends the wait.
+// An exception of `look` ends the wait.
 //
 // Throws RanksAbsent, whose text has no times. Errors of the store
 // pass through: a WatchedStore throws PeerGone soon after a rank has died or

@@ -39,7 +39,6 @@ class BatchTransfer {
 
  private:
   at::Tensor moved(const at::Tensor& tensor) const;
-  // Returns the stream on which the calling thread computes.
 
   bool pins_ = false;
   std::optional<at::Device> device_;

@@ -100,7 +100,7 @@ struct ThreadStack {
   pid_t thread = 0;
   std::string name{};                 // of the thread, as `ps -L` shows it
   std::vector<std::string> frames{};  // frame_line(), the innermost first
-  std::string missing{};  // why there are no frames; empty if there are
+  std::string missing{};              // why no frame was found, else empty
 };
 
 // Returns the stacks of all threads of this process but the calling one, which

@@ -78,7 +78,7 @@ struct RankStacks {
   int rank = 0;
   pid_t pid = 0;
   std::string operation{};      // current_operation(); empty if there is none
-  std::string missing{};        // why there are no threads; empty if there are
+  std::string missing{};        // why no thread was found, else empty
   std::string flight_record{};  // its path; empty if none was written
   std::vector<ThreadStack> threads{};
 };
