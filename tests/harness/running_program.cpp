@@ -156,7 +156,9 @@ ProgramTest::~ProgramTest() {
 void ProgramTest::TearDown() {
   EXPECT_TRUE(await_no_process(milliseconds(1000)))
       << marked_processes().size() << " processes were left behind";
-  EXPECT_TRUE(fs::is_empty(root_ / "tmp")) << "temporary files were left";
+  for (const auto& left : fs::recursive_directory_iterator(root_ / "tmp")) {
+    ADD_FAILURE() << "a temporary file was left: " << left.path();
+  }
 }
 
 ProgramSetup ProgramTest::complete(ProgramSetup setup) const {

@@ -1,6 +1,9 @@
 #include "lockstep/launch/process/run_directory.h"
 
 #include <gtest/gtest.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -112,6 +115,24 @@ TEST_F(RunDirectoryTest, OnlyTheNewestOfFailedJobsStay) {
   EXPECT_EQ(left(), RunDirectory::kKeptDirectories + 2);
   running->end(/*success=*/true);
   EXPECT_FALSE(fs::exists(path));
+}
+
+// A bug: the directory of a launcher that was killed before its agent had
+// started stayed for ever.
+TEST_F(RunDirectoryTest, TheNextLaunchRemovesWhatAKilledLauncherLeft) {
+  const auto running = RunDirectory::create(std::nullopt, "running");
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    const auto directory = RunDirectory::create(std::nullopt, "job");
+    _exit(0);
+  }
+  ASSERT_EQ(waitpid(launcher, nullptr, 0), launcher);
+  EXPECT_EQ(left(), 2U);
+  const auto next = RunDirectory::create(std::nullopt, "job");
+  // Its own and that of the launch that runs.
+  EXPECT_EQ(left(), 2U);
+  EXPECT_TRUE(fs::exists(running.attempt_directory(0).parent_path()));
+  EXPECT_TRUE(fs::exists(next.attempt_directory(0).parent_path()));
 }
 
 // A bug: kept logs of a job with the id "lockstep", below TMPDIR, were taken

@@ -49,6 +49,11 @@ class Soak : public NodesTest {
       ::kill(all[below(static_cast<unsigned>(all.size()))], SIGKILL);
     }
   }
+  // A launcher that is killed before its agent has started leaves its temporary
+  // directory to the next launch.
+  void remove_what_the_killed_left() {
+    EXPECT_EQ(run_script({}, "true").exit_code, 0);
+  }
 
   const unsigned seed_ =
       static_cast<unsigned>(get_env_int("LOCKSTEP_TEST_SEED", 0, 1 << 30)
@@ -81,6 +86,7 @@ TEST_F(Soak, RandomKillsOnOneNodeLeaveNoProcess) {
     launcher->finish(seconds(60));
     ASSERT_TRUE(await_no_process(seconds(60))) << launcher->err();
   }
+  remove_what_the_killed_left();
 }
 
 TEST_F(Soak, RandomFaultsOnTwoNodesLeaveNoHang) {
@@ -118,6 +124,7 @@ TEST_F(Soak, RandomFaultsOnTwoNodesLeaveNoHang) {
     ASSERT_TRUE(await_no_process(seconds(60)))
         << nodes[0]->err() << nodes[1]->err();
   }
+  remove_what_the_killed_left();
 }
 
 }  // namespace

@@ -53,12 +53,23 @@ bool write_mark(const fs::path& directory) {
   return written;
 }
 
+// Returns an empty descriptor if another process has the lock, or if there is
+// no such directory.
+FileDescriptor lock_directory(const fs::path& directory) {
+  FileDescriptor lock(::open(directory.c_str(),
+                             O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) lock.reset();
+  return lock;
+}
+
 // Makes a directory in the first of these in which one can be made and written:
 // TMPDIR, TEMP, TMP, /tmp, /var/tmp, /usr/tmp, the current directory; as
 // Python's tempfile does (documentation of tempfile.gettempdir()). The result
 // is absolute, since a worker may change its directory and must still find its
-// error file. `refused` gets those before it and why.
-fs::path make_temporary(std::string& refused) {
+// error file. `refused` gets those before it and why. `lock` is taken before the
+// mark is written, so that no other launch takes the directory for one that was
+// left.
+fs::path make_temporary(std::string& refused, FileDescriptor& lock) {
   std::vector<std::string> parents;
   for (const char* name : {"TMPDIR", "TEMP", "TMP"}) {
     if (const auto value = get_env(name)) parents.push_back(*value);
@@ -72,6 +83,7 @@ fs::path make_temporary(std::string& refused) {
                         (std::string(kTemporaryStem) + "_XXXXXX"))
                            .string();
     const bool made = mkdtemp(name.data()) != nullptr;
+    if (made) lock = lock_directory(name);
     if (made && write_mark(name)) return name;
     refused += (refused.empty() ? "" : ", ") + parent + " (" +
                std::strerror(errno) + ")";
@@ -80,15 +92,6 @@ fs::path make_temporary(std::string& refused) {
   throw std::invalid_argument(
       "no directory for temporary files can be written: " + refused +
       "; set TMPDIR to one that can be written");
-}
-
-// Returns an empty descriptor if another process has the lock, or if there is
-// no such directory.
-FileDescriptor lock_directory(const fs::path& directory) {
-  FileDescriptor lock(::open(directory.c_str(),
-                             O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) lock.reset();
-  return lock;
 }
 
 bool has_file_to_keep(const fs::path& attempt) {
@@ -115,9 +118,17 @@ bool has_attempt_to_keep(const fs::path& directory) {
   return false;
 }
 
-// Removes what failed jobs of this user have left in `parent`, except for the
-// newest directories.
-void remove_old(const fs::path& parent) {
+void remove_unless_locked(const fs::path& directory) {
+  std::error_code ignored;
+  if (const auto lock = lock_directory(directory)) {
+    fs::remove_all(directory, ignored);
+  }
+}
+
+// Removes what earlier launches of this user have left in `parent`: the
+// directories with nothing to keep, whose launchers were killed, and those of
+// failed jobs, except for the newest.
+void remove_left(const fs::path& parent) {
   std::vector<std::pair<fs::file_time_type, fs::path>> left;
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end;
@@ -127,8 +138,11 @@ void remove_old(const fs::path& parent) {
     if (!path.filename().string().starts_with(std::string(kTemporaryStem) +
                                               "_") ||
         ::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-        status.st_uid != ::geteuid() || !open_left_file(path, kTemporaryMark) ||
-        !has_attempt_to_keep(path)) {
+        status.st_uid != ::geteuid() || !open_left_file(path, kTemporaryMark)) {
+      continue;
+    }
+    if (!has_attempt_to_keep(path)) {
+      remove_unless_locked(path);
       continue;
     }
     std::error_code ignored;
@@ -137,33 +151,32 @@ void remove_old(const fs::path& parent) {
   if (left.size() <= RunDirectory::kKeptDirectories) return;
   std::ranges::sort(left);
   left.resize(left.size() - RunDirectory::kKeptDirectories);
-  for (const auto& [time, path] : left) {
-    std::error_code ignored;
-    if (const auto lock = lock_directory(path)) fs::remove_all(path, ignored);
-  }
+  for (const auto& [time, path] : left) remove_unless_locked(path);
 }
 
 }  // namespace
 
 TemporaryPlace find_temporary_place() {
   TemporaryPlace place;
-  const fs::path made = make_temporary(place.refused);
+  FileDescriptor lock;
+  const fs::path made = make_temporary(place.refused, lock);
   std::error_code ignored;
   fs::remove_all(made, ignored);
   place.folder = made.parent_path();
   return place;
 }
 
-RunDirectory::RunDirectory(fs::path path, bool temporary)
-    : path_(std::move(path)),
-      temporary_(temporary),
-      lock_(lock_directory(path_)) {}
+RunDirectory::RunDirectory(fs::path path, bool temporary, FileDescriptor lock)
+    : path_(std::move(path)), temporary_(temporary), lock_(std::move(lock)) {}
 
 RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
                                   const std::string& run_id) {
   if (!log_dir) {
     std::string refused;
-    return RunDirectory(make_temporary(refused), true);
+    FileDescriptor lock;
+    fs::path made = make_temporary(refused, lock);
+    remove_left(made.parent_path());
+    return RunDirectory(std::move(made), true, std::move(lock));
   }
   std::error_code error;
   fs::create_directories(*log_dir, error);
@@ -177,7 +190,7 @@ RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
   // The path is absolute, as in make_temporary().
   return RunDirectory(make_unique(fs::absolute(*log_dir), stem,
                                   "give a --log-dir that can be written"),
-                      false);
+                      false, FileDescriptor());
 }
 
 RunDirectory::RunDirectory(RunDirectory&& other) noexcept
@@ -200,7 +213,7 @@ void RunDirectory::end(bool success) noexcept {
   if (!std::exchange(temporary_, false)) return;
   try {
     if (!success && has_attempt_to_keep(path_)) {
-      return remove_old(path_.parent_path());
+      return remove_left(path_.parent_path());
     }
     std::error_code ignored;
     fs::remove_all(path_, ignored);

@@ -26,7 +26,8 @@ namespace lockstep::internal {
 // if that cannot be written, where Python would put it (/tmp and others). It is
 // removed when the job has ended, unless the job failed and there are flight
 // records or a report. Of those that failed jobs of this user leave there, the
-// newest kKeptDirectories stay.
+// newest kKeptDirectories stay. If the launcher was killed before it could
+// remove its own, the next launch removes it.
 class RunDirectory {
  public:
   static constexpr size_t kKeptDirectories = 16;
@@ -53,12 +54,13 @@ class RunDirectory {
   void end(bool success) noexcept;
 
  private:
-  RunDirectory(std::filesystem::path path, bool temporary);
+  RunDirectory(std::filesystem::path path, bool temporary,
+               FileDescriptor lock);
 
   std::filesystem::path path_;
   bool temporary_;
-  // Locked while the job runs, so that no other launch takes the directory for
-  // one that was left.
+  // Of a temporary directory: locked while the job runs, so that no other
+  // launch takes the directory for one that was left.
   FileDescriptor lock_;
 };
 
