@@ -1,11 +1,14 @@
 #pragma once
 
 // Includes the public headers of Lockstep, except those for models that are
-// divided by layer or within a layer (lockstep/model_parallel.h). Each header
-// documents what it declares.
+// divided by layer or within a layer (lockstep/model_parallel.h), and those
+// that few programs need: comm/register_backend.h, comm/mpi/communicator.h, and
+// process_count.h, usable_cores.h and visible_gpus.h of launch/process. Each
+// header documents what it declares.
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
+#include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/model_file.h"
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/checkpoint/training_state.h"

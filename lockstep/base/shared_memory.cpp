@@ -6,11 +6,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "lockstep/base/control_groups.h"
+#include "lockstep/base/system_file.h"
 
 namespace lockstep::internal {
 namespace {
@@ -39,6 +43,22 @@ FileDescriptor anonymous_file() {
   }
   if (!file) throw_errno("could not make shared memory (memfd_create)");
   return file;
+}
+
+// Reserving more memory than there is would not fail: the kernel would rather
+// end a process, of this job or of another. Less than `kSmall` is not worth the
+// look.
+void require_memory(size_t bytes) {
+  constexpr size_t kSmall = size_t{64} << 20;
+  if (bytes < kSmall) return;
+  const auto available = memory_field("MemAvailable");
+  if (!available) return;
+  int64_t left = *available + memory_field("SwapFree").value_or(0);
+  if (const auto limit = memory_limit()) left = std::min(left, limit->left());
+  if (bytes <= static_cast<size_t>(left)) return;
+  errno = ENOMEM;
+  throw_errno("could not make " + amount(bytes) + ", as only " +
+              std::to_string(left) + " are left");
 }
 
 // Huge pages need an address that is a multiple of their size. For a mapping
@@ -100,6 +120,7 @@ SharedMemory SharedMemory::create(size_t bytes) {
     throw std::invalid_argument(
         "0 bytes of shared memory were asked for; ask for 1 or more");
   }
+  require_memory(bytes);
   auto descriptor = anonymous_file();
   // Beyond this limit ftruncate() would send SIGXFSZ, which kills the process.
   rlimit limit{};

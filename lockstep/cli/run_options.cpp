@@ -14,11 +14,11 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/control_groups.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/launch/nodes/job_secret.h"
 #include "lockstep/launch/nodes/node_protocol.h"
-#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/cpu_topology.h"
 #include "lockstep/launch/process/process_count.h"
 #include "lockstep/launch/process/visible_gpus.h"

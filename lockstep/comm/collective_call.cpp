@@ -233,8 +233,9 @@ void require_reducible(const Call& call, const c10d::ReduceOp& op,
   if (!known_to_backends(reduced_as(dtype)) && !c10::isComplexType(dtype)) {
     throw call.mistake(
         c10::str("a tensor of ", dtype, " cannot be reduced; convert it: ",
-                 c10::isFloatingType(dtype) ? "tensor.to(torch::kHalf)"
-                                            : "tensor.to(torch::kLong)"));
+                 c10::isQIntType(dtype)       ? "tensor.dequantize()"
+                 : c10::isFloatingType(dtype) ? "tensor.to(torch::kHalf)"
+                                              : "tensor.to(torch::kLong)"));
   }
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
     case c10d::ReduceOp::SUM:

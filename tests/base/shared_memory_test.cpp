@@ -15,6 +15,8 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/system_file.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -97,6 +99,21 @@ TEST(SharedMemory, ThatIsNotThereIsAnErrorWithItsSize) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("1125899906842624 bytes"));
   }
   EXPECT_THROW(SharedMemory::create(0), std::invalid_argument);
+}
+
+// A bug: the kernel ended the process, or another one of the host, because the
+// pages were filled until no memory was left.
+TEST(SharedMemory, OfMoreThanTheHostHasLeftIsAnErrorBeforeItIsFilled) {
+  const auto total = memory_field("MemTotal");
+  ASSERT_TRUE(total);
+  try {
+    SharedMemory::create(static_cast<size_t>(
+        *total + memory_field("SwapTotal").value_or(0) + 1));
+    FAIL() << "more memory than there is was made";
+  } catch (const std::system_error& error) {
+    EXPECT_EQ(error.code(), std::errc::not_enough_memory);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr(" are left"));
+  }
 }
 
 TEST(SharedMemory, AboveTheLimitOfFilesIsAnErrorAndNoSignal) {

@@ -11,8 +11,8 @@
 #include <set>
 #include <thread>
 
+#include "lockstep/base/control_groups.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/launch/process/control_groups.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "lockstep/base/control_groups.h"
 #include "lockstep/base/endpoint.h"
-#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/process_count.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/launch/process/store_port.h"

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <set>
 
-#include "lockstep/launch/process/control_groups.h"
+#include "lockstep/base/control_groups.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/launch/process/cpu_topology.h"
-#include "lockstep/launch/process/system_file.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {

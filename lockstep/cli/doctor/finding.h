@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/launch/process/control_groups.h"
+#include "lockstep/base/control_groups.h"
 
 namespace lockstep::internal {
 

@@ -18,9 +18,9 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/cli/text.h"
 #include "lockstep/launch/process/child_process.h"
-#include "lockstep/launch/process/system_file.h"
 #include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {

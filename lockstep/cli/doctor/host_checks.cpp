@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,13 +16,13 @@
 #include <string>
 #include <system_error>
 
+#include "lockstep/base/control_groups.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/shared_memory.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/cli/text.h"
-#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/process/run_directory.h"
-#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {
 namespace {
@@ -127,25 +126,12 @@ constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kLittleMemory = 1024 * kMiB;
 constexpr int64_t kTooLittleMemory = 256 * kMiB;
 
-// Returns the bytes of a line "MemTotal:  24684084 kB".
-std::optional<int64_t> bytes_of(const MachineRoots& roots,
-                                const std::string& key) {
-  const auto text = field_of(roots.proc / "meminfo", key);
-  int64_t kilobytes = 0;
-  if (!text ||
-      std::from_chars(text->data(), text->data() + text->size(), kilobytes)
-              .ec != std::errc()) {
-    return std::nullopt;
-  }
-  return kilobytes * 1024;
-}
-
 }  // namespace
 
 Finding check_memory(const MachineRoots& roots) {
   Finding finding{.name = "memory"};
-  const auto total = bytes_of(roots, "MemTotal");
-  const auto available = bytes_of(roots, "MemAvailable");
+  const auto total = memory_field("MemTotal", roots.proc / "meminfo");
+  const auto available = memory_field("MemAvailable", roots.proc / "meminfo");
   if (!total || !available) {
     finding.found = (roots.proc / "meminfo").string() + " cannot be read";
     finding.warn("Mount /proc, if this is a container or a chroot.");

@@ -14,7 +14,7 @@
 #include <sstream>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/launch/watch/job_link.h"
 #include "lockstep/launch/watch/job_status.h"
 #include "lockstep/worker/status_board.h"

@@ -19,8 +19,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/endpoint.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/launch/nodes/job_secret.h"
-#include "lockstep/launch/process/system_file.h"
 
 namespace lockstep::internal {
 namespace {

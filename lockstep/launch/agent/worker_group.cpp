@@ -12,10 +12,10 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/control_groups.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/whole_file.h"
 #include "lockstep/launch/agent/worker_environment.h"
-#include "lockstep/launch/process/control_groups.h"
 #include "lockstep/launch/watch/hang_finder.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/standby_place.h"

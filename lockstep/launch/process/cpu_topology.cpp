@@ -10,7 +10,7 @@
 #include <map>
 #include <stdexcept>
 
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/launch/process/visible_gpus.h"
 
 namespace lockstep::internal {

@@ -18,7 +18,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 
 namespace lockstep::internal {
 namespace {

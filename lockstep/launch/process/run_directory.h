@@ -59,8 +59,8 @@ class RunDirectory {
 
   std::filesystem::path path_;
   bool temporary_;
-  // Of a temporary directory: locked while the job runs, so that no other
-  // launch takes the directory for one that was left.
+  // Holds a temporary directory locked while the job runs, so that no other
+  // launch takes it for one that was left.
   FileDescriptor lock_;
 };
 

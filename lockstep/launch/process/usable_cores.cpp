@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/launch/process/control_groups.h"
+#include "lockstep/base/control_groups.h"
 #include "lockstep/launch/process/cpu_topology.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 
 namespace lockstep {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/number_list.h"
+#include "lockstep/base/system_file.h"
 #include "lockstep/base/whole_file.h"
-#include "lockstep/launch/process/system_file.h"
 #include "lockstep/launch/watch/source_finder.h"
 
 namespace lockstep::internal {

@@ -1,10 +1,10 @@
-#include "lockstep/launch/process/control_groups.h"
+#include "lockstep/base/control_groups.h"
 
 #include <algorithm>
 #include <charconv>
 #include <fstream>
 
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 
 namespace lockstep::internal {
 namespace {

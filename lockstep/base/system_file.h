@@ -25,6 +25,11 @@ std::optional<std::string> field_of(const std::filesystem::path& path,
 // with none.
 std::optional<int64_t> number_in(const std::filesystem::path& path);
 
+// Returns the bytes of a line "MemTotal:  24684084 kB" of /proc/meminfo.
+std::optional<int64_t> memory_field(
+    const std::string& key,
+    const std::filesystem::path& path = "/proc/meminfo");
+
 // Returns the word in brackets of "always [madvise] never".
 std::optional<std::string> chosen_word(const std::filesystem::path& path);
 

@@ -1,4 +1,4 @@
-#include "lockstep/launch/process/system_file.h"
+#include "lockstep/base/system_file.h"
 
 #include <unistd.h>
 
@@ -51,6 +51,18 @@ std::optional<int64_t> number_in(const fs::path& path) {
   if (!line) return std::nullopt;
   std::string_view text = *line;
   return take_number(text);
+}
+
+std::optional<int64_t> memory_field(const std::string& key,
+                                    const std::filesystem::path& path) {
+  const auto text = field_of(path, key);
+  int64_t kilobytes = 0;
+  if (!text ||
+      std::from_chars(text->data(), text->data() + text->size(), kilobytes)
+              .ec != std::errc()) {
+    return std::nullopt;
+  }
+  return kilobytes * 1024;
 }
 
 std::optional<std::string> chosen_word(const fs::path& path) {

@@ -1,8 +1,8 @@
-#include "lockstep/launch/process/system_file.h"
-#include "lockstep/launch/process/control_groups.h"
+#include "lockstep/base/system_file.h"
 
 #include <gmock/gmock.h>
 
+#include "lockstep/base/control_groups.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal::testing {
