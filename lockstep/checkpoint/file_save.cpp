@@ -151,7 +151,10 @@ nlohmann::json file_claims_of(const TrainingState& state) {
   for (const auto& [name, item] : state.items) {
     if (item.module()) add(*item.module(), name + ".");
   }
-  return {{"kinds", kinds_of_items(state)}, {"tensors", std::move(tensors)}};
+  return {{"kinds", kinds_of_items(state)},
+          {"optimizer", state.optimizer != nullptr},
+          {"scheduler", state.scheduler != nullptr},
+          {"tensors", std::move(tensors)}};
 }
 
 void require_same_in_file(const std::vector<nlohmann::json>& claims) {
@@ -163,6 +166,14 @@ void require_same_in_file(const std::vector<nlohmann::json>& claims) {
       continue;
     }
     kinds.push_back(claims[rank].at("kinds"));
+    for (const char* part : {"optimizer", "scheduler"}) {
+      const bool lost = claims[rank].at(part).get<bool>() &&
+                        !claims[0].is_null() && !claims[0].at(part).get<bool>();
+      if (!lost) continue;
+      throw std::invalid_argument(
+          "rank " + std::to_string(rank) + " has TrainingState::" + part +
+          ", and rank 0, which writes the file, has none; set it on rank 0");
+    }
     for (const auto& [name, own] : claims[rank].at("tensors").items()) {
       const auto& [shape, first] =
           known.try_emplace(name, own.get<std::string>(), rank).first->second;

@@ -48,6 +48,22 @@ void require_whole(const Snapshot& snapshot) {
   }
 }
 
+// Calls `visit(name, tensor)` for each tensor of a model, an optimizer or an
+// item.
+template <class AnySnapshot, class Visit>
+void for_each_tensor(AnySnapshot& snapshot, const Visit& visit) {
+  for (auto& [name, tensor] : snapshot.model_state) visit(name, tensor);
+  for (auto& [item, state] : snapshot.items) {
+    for (auto& [name, tensor] : state.tensors) visit(name, tensor);
+  }
+  if (!snapshot.optimizer_state) return;
+  for (auto& [number, values] : snapshot.optimizer_state->state) {
+    for (auto& [name, value] : values) {
+      if (auto* tensor = std::get_if<at::Tensor>(&value)) visit(name, *tensor);
+    }
+  }
+}
+
 void require_utf8_names(const Snapshot& snapshot) {
   const auto require = [](const NamedTensors& tensors) {
     for (const auto& [name, tensor] : tensors) internal::require_utf8(name);
@@ -75,6 +91,7 @@ std::unique_ptr<internal::AtomicFile> internal::write_snapshot_file(
   const SnapshotForm form = form_of_file(path);
   require_whole(snapshot);
   require_utf8_names(snapshot);
+  for_each_tensor(snapshot, require_values);
   auto file = std::make_unique<AtomicFile>(path);
   if (form == SnapshotForm::kPt) {
     write_pt(*file, tree_of(snapshot));
@@ -92,18 +109,7 @@ void internal::check_snapshot_file(const std::string& path,
     require_dense(name, tensor);
     tensor = at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
   };
-  for (auto& [name, tensor] : outline.model_state) empty(name, tensor);
-  for (auto& [item, state] : outline.items) {
-    for (auto& [name, tensor] : state.tensors) empty(name, tensor);
-  }
-  if (outline.optimizer_state) {
-    for (auto& [number, values] : outline.optimizer_state->state) {
-      for (auto& [name, value] : values) {
-        auto* const tensor = std::get_if<at::Tensor>(&value);
-        if (tensor) empty(name, *tensor);
-      }
-    }
-  }
+  for_each_tensor(outline, empty);
   if (form_of_file(path) == SnapshotForm::kPt) {
     (void)write_pickle(tree_of(outline), [](const at::Tensor&) { return "0"; });
     return;
@@ -120,7 +126,10 @@ void save_tensors(const std::string& path, const NamedTensors& tensors) {
     save_snapshot_file(path, snapshot);
     return;
   }
-  for (const auto& [name, tensor] : tensors) internal::require_utf8(name);
+  for (const auto& [name, tensor] : tensors) {
+    internal::require_utf8(name);
+    internal::require_values(name, tensor);
+  }
   internal::AtomicFile file(path);
   internal::write_pt(file, internal::tree_of(tensors));
   file.commit();

@@ -16,12 +16,21 @@ namespace lockstep::internal {
 
 // Throws std::invalid_argument for a tensor that no snapshot can hold.
 inline void require_dense(const std::string& name, const at::Tensor& tensor) {
-  if (tensor.layout() == at::kStrided) return;
+  if (tensor.defined() && tensor.layout() == at::kStrided) return;
   throw std::invalid_argument(
       "the tensor \"" + name +
-      "\" is not dense, and a snapshot holds only dense "
-      "tensors; make it dense, or keep it out of the "
-      "module");
+      (tensor.defined() ? "\" is not dense, and a snapshot holds only dense "
+                          "tensors; make it dense, or keep it out of the module"
+                        : "\" is undefined; give it values, or leave it out"));
+}
+
+// The same for a tensor that is to be written now.
+inline void require_values(const std::string& name, const at::Tensor& tensor) {
+  require_dense(name, tensor);
+  if (!tensor.is_meta()) return;
+  throw std::invalid_argument("the tensor \"" + name +
+                              "\" is on the device \"meta\" and has no "
+                              "values; give it some before you save it");
 }
 
 // Returns `tensor` as a file holds it: detached, on the CPU, contiguous, its

@@ -382,7 +382,12 @@ void set_elastic(const RunArguments& arguments, const NodeRange& nodes,
   options.scale_up_wait =
       parse_seconds("--scale-up-wait", arguments.scale_up_wait);
   if (!arguments.leave_out_after.empty()) {
-    set_leave_out(arguments.leave_out_after, options);
+    try {
+      set_leave_out(arguments.leave_out_after, options);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string(error.what()) +
+                                  "; the form is FAILURES[:WITHIN[:FOR]]");
+    }
   }
   if (nodes.elastic() && arguments.rdzv_backend == "static") {
     throw std::invalid_argument(
@@ -584,8 +589,8 @@ void refuse_foreign_values(const RunArguments& arguments) {
     throw std::invalid_argument(
         "--rdzv-backend is \"" + backend +
         "\", but the agents meet at a store that one of them hosts, and need "
-        "no etcd server; allowed are static and c10d, with --rdzv-endpoint at "
-        "a host of the job");
+        "no etcd server; leave the option out, or give lockstep, static or "
+        "c10d, with --rdzv-endpoint at a host of the job");
   }
 }
 

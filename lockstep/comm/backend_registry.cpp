@@ -157,14 +157,18 @@ void register_backend(const std::string& name, BackendCreator creator,
                      .devices = std::move(devices),
                      .create = [creator = std::move(creator)](
                                    const internal::BackendRequest& request) {
-                       return creator({.store = request.store,
-                                       .group_rank = request.rank,
-                                       .group_size = request.size,
-                                       .timeout = request.timeout,
-                                       .group_id = request.group_name,
-                                       .global_ranks_in_group = {
-                                           request.global_ranks.begin(),
-                                           request.global_ranks.end()}});
+                       auto made = creator({.store = request.store,
+                                            .group_rank = request.rank,
+                                            .group_size = request.size,
+                                            .timeout = request.timeout,
+                                            .group_id = request.group_name,
+                                            .global_ranks_in_group = {
+                                                request.global_ranks.begin(),
+                                                request.global_ranks.end()}});
+                       if (made) return made;
+                       throw std::invalid_argument(
+                           "the backend's creator returned null; see "
+                           "register_backend()");
                      }});
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <functional>
 #include <random>
 #include <stdexcept>
@@ -417,6 +418,17 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
     throw std::invalid_argument("init_method \"" + options.init_method +
                                 "\": give file:// and an absolute path, for "
                                 "example file:///tmp/job-rendezvous");
+  }
+  // LibTorch would try until the timeout is over.
+  const auto folder = std::filesystem::path(path).parent_path();
+  std::error_code ignored;
+  const bool is_folder = std::filesystem::is_directory(path, ignored);
+  if (is_folder || !std::filesystem::is_directory(folder, ignored)) {
+    throw std::invalid_argument(
+        "init_method \"" + options.init_method + "\": " +
+        (is_folder ? path + " is a folder; name a file in it"
+                   : "there is no folder " + folder.string() +
+                         "; name a file in a folder that all ranks see"));
   }
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);

@@ -98,9 +98,10 @@ class DataLoaderError : public std::runtime_error,
 // throws DataLoaderError when that batch is due, with any number of workers.
 // The error names the sample, and nests the exception. (If get_batch() throws,
 // the loader calls get(), if there is one, to find the sample.)
-// std::runtime_error if
-// the timeout is over; then leaving the loop does not wait, but the loader's
-// destructor waits until the dataset's calls have returned.
+// std::runtime_error if the timeout is over; then leaving the loop does not
+// wait, but the loader's destructor waits until the dataset's calls have
+// returned. std::runtime_error, too, in a child process that was forked after a
+// loop with workers had begun.
 //
 // Threads: loader and loop belong to one thread. With num_workers == 1, the
 // dataset and the collate function are called in another thread than the

@@ -9,18 +9,20 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
 
 namespace lockstep::internal {
 
 // Makes items 0, 1, ..., count - 1 on background threads, a bounded number
 // ahead, and returns them in that order whatever the threads' timing; pass
-// after pass with the same threads. Uses nothing but the standard library, so
-// that ThreadSanitizer can run it.
+// after pass with the same threads. Does not use LibTorch, so that
+// ThreadSanitizer can run it.
 //
 // Threads: begin(), next(), end() and abandon() are called by one thread;
 // `produce` by several workers at once.
@@ -38,18 +40,27 @@ class OrderedPrefetch {
 
   // Blocks until the items that are being made have been finished.
   ~OrderedPrefetch() {
+    if (is_foreign()) {
+      // The workers, and what they hold or wait for, are the parent's. Waiting
+      // for them here would never end.
+      static_cast<void>(shared_.release());
+      return;
+    }
     abandon();
     {
-      std::lock_guard lock(mutex_);
-      quit_ = true;
+      std::lock_guard lock(shared_->mutex);
+      shared_->quit = true;
     }
-    work_there_.notify_all();
-    for (auto& thread : threads_) thread.join();
+    shared_->work_there.notify_all();
+    for (auto& thread : shared_->threads) thread.join();
   }
 
   // Begins a pass. Requires that there is none, or that it was ended or
-  // abandoned. Throws std::system_error if the system has no thread left.
+  // abandoned. Throws std::system_error if the system has no thread left, and
+  // std::runtime_error in a child process that was forked after the workers had
+  // started.
   void begin(int64_t count, std::function<Item(int64_t)> produce) {
+    require_own_process();
     auto pass = std::make_shared<Pass>();
     pass->produce = std::move(produce);
     pass->count = count;
@@ -57,25 +68,27 @@ class OrderedPrefetch {
         static_cast<size_t>(std::max<int64_t>(std::min(ahead_, count), 1)));
     if (count > 0) start_workers();
     {
-      std::lock_guard lock(mutex_);
-      pass_ = std::move(pass);
+      std::lock_guard lock(shared_->mutex);
+      shared_->pass = std::move(pass);
     }
-    work_there_.notify_all();
+    shared_->work_there.notify_all();
   }
 
   // Returns the next item of the pass. Blocks until the item exists, but not
   // longer than `timeout` (returns none then); none means no limit. Throws what
-  // `produce` threw for this item, also if called again. Requires that fewer
-  // than `count` items of the pass were taken.
+  // `produce` threw for this item, also if called again, and as begin().
+  // Requires that fewer than `count` items of the pass were taken.
   std::optional<Item> next(
       std::optional<std::chrono::milliseconds> timeout = {}) {
-    std::unique_lock lock(mutex_);
-    Pass& pass = *pass_;
+    require_own_process();
+    std::unique_lock lock(shared_->mutex);
+    Pass& pass = *shared_->pass;
     Slot& slot = pass.slot(pass.taken);
     auto ready = [&] { return slot.item || slot.error; };
     if (!timeout) {
-      item_ready_.wait(lock, ready);
-    } else if (!item_ready_.wait_for(lock, bounded_timeout(*timeout), ready)) {
+      shared_->item_ready.wait(lock, ready);
+    } else if (!shared_->item_ready.wait_for(lock, bounded_timeout(*timeout),
+                                             ready)) {
       return std::nullopt;
     }
     if (slot.error) std::rethrow_exception(slot.error);
@@ -83,7 +96,7 @@ class OrderedPrefetch {
     ++pass.taken;
     const bool has_more = pass.started < pass.count;
     lock.unlock();
-    if (has_more) work_there_.notify_one();
+    if (has_more) shared_->work_there.notify_one();
     return item;
   }
 
@@ -91,13 +104,14 @@ class OrderedPrefetch {
   // finished; afterwards no worker uses `produce`, and no item is left. Does
   // nothing if there is no pass.
   void end() {
+    if (is_foreign()) return;
     std::shared_ptr<Pass> pass;
     {
-      std::unique_lock lock(mutex_);
-      if (!pass_) return;
-      pass = std::exchange(pass_, nullptr);
+      std::unique_lock lock(shared_->mutex);
+      if (!shared_->pass) return;
+      pass = std::exchange(shared_->pass, nullptr);
       pass->stopped = true;
-      pass_left_.wait(lock, [&] { return pass->running == 0; });
+      shared_->pass_left.wait(lock, [&] { return pass->running == 0; });
     }
     // The items end here, without the lock.
   }
@@ -105,14 +119,17 @@ class OrderedPrefetch {
   // Ends the pass without waiting. What is being made is thrown away when it is
   // finished; until then workers use `produce`, which must stay valid.
   void abandon() {
+    if (is_foreign()) return;
     std::shared_ptr<Pass> pass;
-    std::lock_guard lock(mutex_);
-    if (pass_) pass_->stopped = true;
-    pass = std::exchange(pass_, nullptr);
+    std::lock_guard lock(shared_->mutex);
+    if (shared_->pass) shared_->pass->stopped = true;
+    pass = std::exchange(shared_->pass, nullptr);
   }
 
   // Returns how many threads were started.
-  int64_t threads() const { return static_cast<int64_t>(threads_.size()); }
+  int64_t threads() const {
+    return static_cast<int64_t>(shared_->threads.size());
+  }
 
  private:
   struct Slot {
@@ -121,7 +138,8 @@ class OrderedPrefetch {
   };
 
   // A worker that makes an item keeps its pass alive, so that a pass can be
-  // abandoned. All but `produce` and `count` is guarded by mutex_.
+  // abandoned. All but `produce` and `count` is guarded by
+  // Shared::mutex.
   struct Pass {
     Slot& slot(int64_t index) {
       return slots[static_cast<size_t>(index) % slots.size()];
@@ -142,19 +160,40 @@ class OrderedPrefetch {
     bool stopped = false;
   };
 
+  // The state that the workers share with the thread that calls begin().
+  struct Shared {
+    std::mutex mutex;  // guards all but `threads`
+    std::condition_variable item_ready;
+    std::condition_variable work_there;
+    std::condition_variable pass_left;
+    std::shared_ptr<Pass> pass;
+    bool quit = false;
+    std::vector<std::thread> threads;
+  };
+
+  bool is_foreign() const { return started_in_ && started_in_->is_foreign(); }
+  void require_own_process() const {
+    if (!is_foreign()) return;
+    throw std::runtime_error(
+        "DataLoader: the workers of this loader belong to the process from "
+        "which this one was forked; make a loader in this process");
+  }
+
   void start_workers() {
+    if (!started_in_) started_in_.emplace();
     while (threads() < workers_) {
-      threads_.emplace_back([this] { work(); });
+      shared_->threads.emplace_back([this] { work(); });
     }
   }
 
   void work() {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(shared_->mutex);
     while (true) {
-      work_there_.wait(lock,
-                       [&] { return quit_ || (pass_ && pass_->has_work()); });
-      if (quit_) return;
-      std::shared_ptr<Pass> pass = pass_;
+      shared_->work_there.wait(lock, [&] {
+        return shared_->quit || (shared_->pass && shared_->pass->has_work());
+      });
+      if (shared_->quit) return;
+      std::shared_ptr<Pass> pass = shared_->pass;
       const int64_t index = pass->started++;
       ++pass->running;
       lock.unlock();
@@ -167,17 +206,17 @@ class OrderedPrefetch {
       lock.lock();
       // next() never gets past a failed item, so no later one is needed.
       if (made.error) pass->stopped = true;
-      if (pass == pass_) {
+      if (pass == shared_->pass) {
         --pass->running;
         pass->slot(index) = std::move(made);
-        item_ready_.notify_one();
+        shared_->item_ready.notify_one();
       } else {
         // The pass was ended or abandoned. The item is destroyed without the
         // lock, and before end() returns.
         lock.unlock();
         made = {};
         lock.lock();
-        if (--pass->running == 0) pass_left_.notify_all();
+        if (--pass->running == 0) shared_->pass_left.notify_all();
         // The last worker in an abandoned pass destroys it, without the lock.
         // While end() waits, it has the pass, too, and this is not the last
         // reference: it is given back before the lock is.
@@ -191,15 +230,8 @@ class OrderedPrefetch {
 
   const int64_t workers_;
   const int64_t ahead_;
-
-  std::mutex mutex_;  // guards all members below except threads_
-  std::condition_variable item_ready_;
-  std::condition_variable work_there_;
-  std::condition_variable pass_left_;
-  std::shared_ptr<Pass> pass_;
-  bool quit_ = false;
-
-  std::vector<std::thread> threads_;  // of the thread that calls begin()
+  std::optional<ProcessMark> started_in_;
+  std::unique_ptr<Shared> shared_ = std::make_unique<Shared>();
 };
 
 }  // namespace lockstep::internal

@@ -17,6 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
+using ::testing::ThrowsMessage;
 using namespace lockstep::internal::testing;
 
 class SnapshotFormat : public ::testing::TestWithParam<const char*> {
@@ -121,6 +122,26 @@ TEST_P(SnapshotFormat, TwoEqualNamesAreRefused) {
   Snapshot saved;
   saved.model_state = {{"a", torch::ones(1)}, {"a", torch::ones(1)}};
   EXPECT_THROW(save_snapshot_file(path(), saved), std::invalid_argument);
+  EXPECT_EQ(folder_.count(), 0u);
+}
+
+// The errors were LibTorch's, without the name of the tensor.
+TEST_P(SnapshotFormat, ATensorWithoutValuesIsRefusedByName) {
+  for (const auto& [tensor, words] :
+       {std::pair(torch::Tensor(), "is undefined"),
+        std::pair(torch::eye(2).to_sparse(), "is not dense"),
+        std::pair(torch::empty(2, torch::kMeta), "has no values")}) {
+    const NamedTensors tensors{{"good", torch::ones(1)}, {"bad", tensor}};
+    const auto refused = ThrowsMessage<std::invalid_argument>(
+        AllOf(HasSubstr("\"bad\""), HasSubstr(words)));
+    EXPECT_THAT([&] { save_tensors(path(), tensors); }, refused);
+    Snapshot saved;
+    saved.model_state = tensors;
+    EXPECT_THAT([&] { save_snapshot_file(path(), saved); }, refused);
+    saved.model_state.clear();
+    saved.items["item"] = {.tensors = tensors};
+    EXPECT_THAT([&] { save_snapshot_file(path(), saved); }, refused);
+  }
   EXPECT_EQ(folder_.count(), 0u);
 }
 

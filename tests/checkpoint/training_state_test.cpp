@@ -317,6 +317,26 @@ WORLD_TEST(TrainingState, AFailedSaveIsAnErrorOnEveryRank, 1, 2, 3) {
   save_snapshot(world.folder / "a.pt", run.state);
 }
 
+// Rank 0 wrote a file without them, and nothing was said.
+WORLD_TEST(TrainingState, WhatOnlyAnotherRankHasIsNotLeftOutOfAFile, 2, 3) {
+  const auto group = init_process_group();
+  Run run;
+  CountingScheduler scheduler;
+  const auto path = world.folder / "a.pt";
+  TrainingState state = run.state;
+  if (world.rank == 1) state.scheduler = &scheduler;
+  const auto refused = [&](const char* words) {
+    EXPECT_THAT(message_of([&] { save_snapshot(path, state); }),
+                HasSubstr(words));
+    EXPECT_THAT(message_of([&] { load_snapshot(path, state); }),
+                HasSubstr(words));
+  };
+  refused("rank 1 has TrainingState::scheduler, and rank 0");
+  if (world.rank == 0) state.optimizer = nullptr;
+  refused("rank 1 has TrainingState::optimizer, and rank 0");
+  EXPECT_FALSE(fs::exists(path));
+}
+
 WORLD_TEST(TrainingState, AFileOnSomeRanksOnlyNamesTheOthers, 2, 3) {
   const auto group = init_process_group();
   Run run;

@@ -123,6 +123,17 @@ TEST(RegisterBackend, RefusesWhatCannotBeNamedOrMade) {
   refused([&] { register_backend("mine", nullptr, {at::kXPU}); }, "no creator");
 }
 
+// The first collective read from address 0.
+TEST(RegisterBackend, ACreatorThatReturnsNullFailsTheGroup) {
+  register_backend("nothing",
+                   [](const c10d::DistributedBackendOptions&) {
+                     return c10::intrusive_ptr<c10d::Backend>();
+                   },
+                   {at::kCPU});
+  EXPECT_THAT([] { auto group = init_process_group("nothing"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("returned null")));
+}
+
 TEST(Registered, HaveNamesOfTheirOwnAndDefaultsThatTheyServe) {
   std::vector<std::string> seen;
   for (const auto& entry : registered_backends()) {

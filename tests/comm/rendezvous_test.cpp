@@ -444,7 +444,9 @@ TEST(RendezvousMistakes, EachSaysWhatToDo) {
            {"tcp://localhost:29500?rank=0", "world_size is missing"},
            {"tcp://localhost:29500?size=2", "unknown parameter"},
            {"tcp://localhost:x?rank=0&world_size=1", "port in"},
-           {"file://relative", "absolute path"}}) {
+           {"file://relative", "absolute path"},
+           {"file:///no/such/folder/meet", "no folder /no/such/folder"},
+           {"file:///proc", "/proc is a folder"}}) {
     EXPECT_THAT(init_by(method),
                 ThrowsMessage<std::invalid_argument>(HasSubstr(words)))
         << method;

@@ -1,11 +1,15 @@
 #include "lockstep/data/ordered_prefetch.h"
 
 #include <gtest/gtest.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 
@@ -206,6 +210,39 @@ TEST(OrderedPrefetch, OfNothingStartsNothing) {
   EXPECT_EQ(prefetch.threads(), 0);
   prefetch.end();
   prefetch.end();
+}
+
+// A bug: a child process that was forked after a pass waited for ever, in its
+// own pass and when the object ended.
+TEST(OrderedPrefetch, RefusesAChildOfTheProcessThatHasItsWorkers) {
+  std::optional<OrderedPrefetch<int64_t>> prefetch(std::in_place, 2, 4);
+  const auto identity = [](int64_t i) { return i; };
+  prefetch->begin(8, identity);
+  EXPECT_EQ(prefetch->next(), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    int refused = 0;
+    for (const bool begins : {false, true}) {
+      try {
+        if (begins) {
+          prefetch->end();
+          prefetch->begin(8, identity);
+        } else {
+          prefetch->next();
+        }
+      } catch (const std::runtime_error&) {
+        ++refused;
+      }
+    }
+    prefetch.reset();
+    _exit(refused);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_EQ(prefetch->next(), 1);
 }
 
 }  // namespace

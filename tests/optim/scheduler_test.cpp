@@ -108,6 +108,26 @@ TEST(Schedulers, AStateBringsItsHyperparameters) {
   EXPECT_EQ(second.momenta(), first.momenta());
 }
 
+// The rates were infinite, and then not numbers.
+TEST(Schedulers, ARateThatIsNotANumberIsRefusedAndNothingChanged) {
+  const Trained trained(false);
+  auto& optimizer = *trained.optimizer;
+  const auto rates = trained.rates();
+  EXPECT_THAT(
+      refusal([&] {
+        OneCycleLR(optimizer,
+                   {.max_lr = 0.5, .total_steps = 4, .div_factor = 0});
+      }),
+      HasSubstr("OneCycleLR: the learning rate of step 0 would be inf"));
+  EXPECT_EQ(trained.rates(), rates);
+  ExponentialLR scheduler(optimizer, {.gamma = NAN});
+  EXPECT_THAT(
+      refusal([&] { scheduler.step(); }),
+      HasSubstr("ExponentialLR: the learning rate of step 1 would be nan"));
+  EXPECT_EQ(trained.rates(), rates);
+  EXPECT_EQ(scheduler.last_epoch(), 0);
+}
+
 TEST(Schedulers, AStateThatDoesNotFitIsRefusedAndNothingChanged) {
   const auto changed = [](const StateTree& state, const char* name,
                           StateTree value) {

@@ -208,9 +208,36 @@ WORLD_TEST(Join, DisabledItDoesNothing, 2) {
   });
 }
 
+// Each rank averaged by its own option.
+WORLD_TEST(Join, OptionsThatDifferAreNamedOnAllRanks, 2, 3) {
+  on_both_backends([&] {
+    Scale net;
+    DistributedDataParallel<Scale> model(net);
+    const bool last = world.rank == world.size - 1;
+    const auto joins = [&](const JoinOptions& options, int steps) {
+      model.join(
+          [&] {
+            for (int step = 0; step < steps; ++step) model(1.0).backward();
+          },
+          options);
+    };
+    for (const int steps : {1, world.rank}) {
+      EXPECT_THAT(
+          [&] { joins({.divide_by_initial_world_size = !last}, steps); },
+          ThrowsMessage<std::invalid_argument>(
+              HasSubstr("JoinOptions::divide_by_initial_world_size")));
+      EXPECT_THAT([&] { joins({.throw_on_early_termination = last}, steps); },
+                  ThrowsMessage<std::invalid_argument>(
+                      HasSubstr("JoinOptions::throw_on_early_termination")));
+    }
+  });
+}
+
 WORLD_TEST(Join, NothingToJoinIsAMistake, 1) {
   EXPECT_THAT([] { join({}, [] {}); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("nothing")));
+  EXPECT_THAT([] { join({nullptr}, [] {}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("is null")));
 }
 
 }  // namespace

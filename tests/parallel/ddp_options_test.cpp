@@ -486,5 +486,43 @@ WORLD_TEST(DdpOptions, MistakesAreNamed, 1) {
   });
 }
 
+// The ranks waited for each other in different collectives, or were told that
+// their calls differ, without the option.
+WORLD_TEST(DdpOptions, ThoseThatDifferAreNamedOnAllRanks, 2, 3) {
+  using Options = DistributedDataParallelOptions;
+  const std::pair<const char*, Options> others[] = {
+      {"broadcast_buffers = 0", {.broadcast_buffers = false}},
+      {"forward_sync_buffers = 0", {.forward_sync_buffers = false}},
+      {"bucket_cap_mb = 2", {.bucket_cap_mb = 2}},
+      {"first_bucket_mb = 2", {.first_bucket_mb = 2}},
+      {"gradient_as_bucket_view = 0", {.gradient_as_bucket_view = false}},
+      {"place_gradients = 0", {.place_gradients = false}},
+      {"find_unused_parameters = 1", {.find_unused_parameters = true}},
+      {"static_graph = 1", {.static_graph = true}},
+      {"params_and_buffers_to_ignore = {bias}",
+       {.params_and_buffers_to_ignore = {"bias"}}},
+      {"mixed_precision.param_dtype = BFloat16",
+       {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}},
+      {"check_for_nan_in_grad = 1", {.check_for_nan_in_grad = true}},
+      {"check_replicas_every = 3", {.check_replicas_every = 3}}};
+  on_both_backends([&] {
+    torch::nn::Linear net(2, 1);
+    for (const auto& [words, other] : others) {
+      const bool differs = world.rank == world.size - 1;
+      EXPECT_THAT(
+          [&] {
+            DistributedDataParallel<torch::nn::Linear> model(
+                net, differs ? other : Options());
+          },
+          ThrowsMessage<std::invalid_argument>(
+              AllOf(HasSubstr("the ranks' options differ: rank 0 has "),
+                    HasSubstr(c10::str("rank ", world.size - 1, " has ", words,
+                                       "; give all ranks the same options")))));
+    }
+    DistributedDataParallel<torch::nn::Linear> model(net);
+    model(at::ones({1, 2})).sum().backward();
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::internal

@@ -400,6 +400,10 @@ WORLD_TEST(ZeroOptimizer, MistakesAreRefusedOnAllRanks, 2) {
   auto some = net->parameters();
   if (world.rank == 1) some.pop_back();
   EXPECT_THAT([&] { Zero{some}; }, refused("nothing on rank 1"));
+  // Each rank stepped its part with its own.
+  EXPECT_THAT(
+      [&] { Zero(net->parameters(), {.lr = world.rank == 0 ? 0.1 : 0.2}); },
+      refused("the learning rate of group 0"));
 
   Zero optimizer(net->first->parameters());
   EXPECT_THAT(

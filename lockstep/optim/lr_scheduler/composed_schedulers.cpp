@@ -133,7 +133,6 @@ class SequentialRule final : public SchedulerRule {
   }
 
   Parts schedulers_;
-  ;
   std::vector<int64_t> milestones_;
 };
 
@@ -181,7 +180,6 @@ class ChainedRule final : public SchedulerRule {
   }
 
   Parts schedulers_;
-  ;
 };
 
 }  // namespace

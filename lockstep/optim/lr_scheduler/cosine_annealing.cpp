@@ -59,7 +59,6 @@ class CosineAnnealingRule final : public FormulaRule {
   }
 
   int64_t t_max_;
-  ;
   double eta_min_;
 };
 
@@ -119,7 +118,6 @@ class CosineAnnealingWarmRestartsRule final : public FormulaRule {
   }
 
   int64_t t_0_;
-  ;
   int64_t t_mult_;
   double eta_min_;
   int64_t t_i_;         // epochs of the present period

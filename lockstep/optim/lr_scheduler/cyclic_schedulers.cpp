@@ -168,7 +168,6 @@ class CyclicRule final : public FormulaRule {
   }
 
   optim::CyclicLROptions options_;
-  ;
   double total_size_ = 0;
   double step_ratio_ = 0;
   CyclicMode mode_;
@@ -370,7 +369,6 @@ class OneCycleRule final : public FormulaRule {
   }
 
   optim::OneCycleLROptions options_;
-  ;
   int64_t total_steps_;
   AnnealStrategy strategy_;
   std::vector<Phase> phases_;

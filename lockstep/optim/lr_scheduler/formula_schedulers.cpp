@@ -48,7 +48,6 @@ class ConstantRule final : public FormulaRule {
   }
 
   double factor_;
-  ;
   int64_t total_iters_;
 };
 
@@ -97,7 +96,6 @@ class LinearRule final : public FormulaRule {
   }
 
   double start_factor_;
-  ;
   double end_factor_;
   int64_t total_iters_;
 };
@@ -131,7 +129,6 @@ class PolynomialRule final : public FormulaRule {
   }
 
   int64_t total_iters_;
-  ;
   double power_;
 };
 
@@ -157,7 +154,6 @@ class ExponentialRule final : public FormulaRule {
   }
 
   double gamma_;
-  ;
 };
 
 class StepRule final : public FormulaRule {
@@ -190,7 +186,6 @@ class StepRule final : public FormulaRule {
   }
 
   int64_t step_size_;
-  ;
   double gamma_;
 };
 
@@ -228,7 +223,6 @@ class MultiStepRule final : public FormulaRule {
   }
 
   StateTree::Counter milestones_;
-  ;
   double gamma_;
 };
 

@@ -1,5 +1,6 @@
 #include "lockstep/optim/lr_scheduler/scheduler_rule.h"
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
@@ -58,6 +59,16 @@ void FormulaRule::adopt_groups() {
 }
 
 void FormulaRule::set(const std::vector<double>& rates) {
+  // Options are checked where that is simple; this finds all the others that
+  // make no sense, such as a factor that is not a number.
+  for (const double rate : rates) {
+    if (std::isfinite(rate)) continue;
+    throw std::invalid_argument(std::string(name_) + ": the learning rate of " +
+                                "step " + std::to_string(last_epoch_) +
+                                " would be " + std::to_string(rate) +
+                                "; give options, and an optimizer's learning "
+                                "rate, that make it a number");
+  }
   for (size_t group = 0; group < rates.size(); ++group) {
     groups_->set_lr(group, rates[group]);
   }

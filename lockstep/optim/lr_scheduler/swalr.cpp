@@ -70,7 +70,6 @@ class SWARule final : public FormulaRule {
   }
 
   optim::PerGroup<double> swa_lr_;
-  ;
   int64_t anneal_epochs_;
   optim::AnnealStrategy strategy_;
 };

@@ -27,7 +27,8 @@ struct MixedPrecision {
 
 // The arguments of torch.nn.parallel.DistributedDataParallel (PyTorch
 // documentation), with the same defaults except gradient_as_bucket_view. They
-// must be the same on every rank. Most programs need none of them.
+// must be the same on every rank, which the constructor compares if init_sync
+// is true. Most programs need none of them.
 struct DistributedDataParallelOptions {
   // ---- Behaviour: what rank 0 gives the others, and the group ----
 

@@ -165,7 +165,7 @@ DdpState::DdpState(torch::nn::Module& module,
   }
   if (options_.init_sync && group->size() > 1) {
     beside_python_ =
-        !verify_same_model(parameters_, buffers_, trained(), group);
+        !verify_same_model(options_, parameters_, buffers_, trained());
     broadcast_from(0, true,
                    options_.broadcast_buffers ||
                        options_.forward_sync_buffers.has_value());
@@ -387,7 +387,7 @@ void DdpState::retrain() {
         reducers_, training_, &decltype(reducers_)::value_type::first);
     const auto& group = options_.process_group;
     if (group->size() > 1 && !same_on_all_ranks(known != reducers_.end())) {
-      verify_same_model(parameters_, buffers_, trained(), group);
+      verify_same_model(options_, parameters_, buffers_, trained());
     }
     if (known != reducers_.end()) {
       reducers_.splice(reducers_.begin(), reducers_, known);

@@ -1,6 +1,9 @@
 #include "lockstep/parallel/ddp/model_agreement.h"
 
+#include <algorithm>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -15,6 +18,36 @@
 
 namespace lockstep::internal {
 namespace {
+
+// Returns one line for each option, with its value.
+std::vector<std::string> describe(const DistributedDataParallelOptions& all) {
+  std::vector<std::string> lines;
+  const auto add = [&](const char* name, const auto& value) {
+    lines.push_back(c10::str(name, " = ", value));
+  };
+  const auto text = [](const auto& value) {
+    return value ? c10::str(*value) : std::string("none");
+  };
+  add("broadcast_buffers", all.broadcast_buffers);
+  add("forward_sync_buffers", text(all.forward_sync_buffers));
+  add("bucket_cap_mb", text(all.bucket_cap_mb));
+  add("first_bucket_mb", text(all.first_bucket_mb));
+  add("gradient_as_bucket_view", all.gradient_as_bucket_view);
+  add("place_gradients", all.place_gradients);
+  add("find_unused_parameters", all.find_unused_parameters);
+  add("static_graph", all.static_graph);
+  add("skip_all_reduce_unused_params", all.skip_all_reduce_unused_params);
+  const std::set<std::string> ignored(all.params_and_buffers_to_ignore.begin(),
+                                      all.params_and_buffers_to_ignore.end());
+  add("params_and_buffers_to_ignore", "{" + c10::Join(", ", ignored) + "}");
+  const auto mixed = all.mixed_precision.value_or(MixedPrecision());
+  add("mixed_precision.param_dtype", text(mixed.param_dtype));
+  add("mixed_precision.reduce_dtype", text(mixed.reduce_dtype));
+  add("mixed_precision.buffer_dtype", text(mixed.buffer_dtype));
+  add("check_for_nan_in_grad", all.check_for_nan_in_grad);
+  add("check_replicas_every", all.check_replicas_every);
+  return lines;
+}
 
 // Returns one line for each tensor, with all that the ranks must agree on.
 std::vector<std::string> describe(const std::vector<NamedParameter>& parameters,
@@ -41,8 +74,10 @@ std::vector<std::string> describe(const std::vector<NamedParameter>& parameters,
 // wrote after that collective.
 class Meeting {
  public:
-  Meeting(std::vector<std::string> lines, const ProcessGroupPtr& group)
-      : lines_(std::move(lines)), group_(group) {
+  Meeting(std::vector<std::string> options, std::vector<std::string> tensors,
+          const ProcessGroupPtr& group)
+      : lines_(std::move(options)), options_(lines_.size()), group_(group) {
+    std::ranges::move(tensors, std::back_inserter(lines_));
     // Each rank counts its own wrappers; all ranks construct them in one order.
     auto number = inside(group).store()->add(
         "ddp/wrapped/" + std::to_string(group->rank()), 1);
@@ -85,12 +120,18 @@ class Meeting {
       fail(c10::str("rank ", group_->global_rank(group_->rank()),
                     " could not learn how", why));
     }
+    if (std::stoul(found->name) < options_) {
+      throw std::invalid_argument(
+          c10::str("the ranks' options differ: rank ", found->first_rank,
+                   " has ", found->first_text, ", rank ", found->rank, " has ",
+                   found->text, "; give all ranks the same options"));
+    }
     // A line that one rank lacks is a parameter or a buffer, as the other's.
     const auto line = [&](const std::string& text, const std::string& other) {
       return text != "nothing"
                  ? text
                  : c10::str("no ", other.substr(0, other.find(' ')), " number ",
-                            found->name);
+                            std::stoul(found->name) - options_);
     };
     fail(c10::str("rank ", found->first_rank, " has ",
                   line(found->first_text, found->text), ", rank ", found->rank,
@@ -105,7 +146,8 @@ class Meeting {
  private:
   static constexpr std::chrono::seconds kTextsTimeout{5};
 
-  const std::vector<std::string> lines_;
+  std::vector<std::string> lines_;
+  const size_t options_;  // the number of lines that describe options
   ProcessGroupPtr group_;
   c10::intrusive_ptr<c10d::Store> store_;
 };
@@ -186,11 +228,12 @@ class PythonsCheck {
 
 }  // namespace
 
-bool verify_same_model(const std::vector<NamedParameter>& parameters,
+bool verify_same_model(const DistributedDataParallelOptions& options,
+                       const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& buffers,
-                       const std::vector<NamedParameter>& trained,
-                       const ProcessGroupPtr& group) {
-  Meeting meeting(describe(parameters, buffers), group);
+                       const std::vector<NamedParameter>& trained) {
+  const ProcessGroupPtr& group = options.process_group;
+  Meeting meeting(describe(options), describe(parameters, buffers), group);
   PythonsCheck check(trained, group);
   auto counts = check.gather_counts();
   meeting.throw_if_different();

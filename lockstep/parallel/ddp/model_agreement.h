@@ -2,17 +2,18 @@
 
 #include <vector>
 
-#include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
+#include "lockstep/parallel/ddp/ddp_options.h"
 
 namespace lockstep::internal {
 
-// Collective. Throws std::invalid_argument if the ranks' models differ. Returns
-// whether all ranks run Lockstep.
+// Collective. Throws std::invalid_argument if the ranks' options or models
+// differ. Returns whether all ranks run Lockstep.
 //
 // If all ranks run Lockstep, every rank throws, and the message names the first
-// rank, parameter and difference: names, shapes, strides, dtypes, requires_grad
-// and order of parameters and buffers are compared. The ranks compare through
+// rank, option or parameter and difference: all options but init_sync and
+// process_group, and names, shapes, strides, dtypes, requires_grad and order of
+// parameters and buffers are compared. The ranks compare through
 // the group's store, which costs each rank five requests. If a rank is
 // Python's, a difference between ranks of Lockstep is named after 5 seconds.
 //
@@ -21,9 +22,9 @@ namespace lockstep::internal {
 // rank that differs from a Python rank learns only that.
 //
 // `parameters`: all; `trained`: those that require grad, at least one.
-bool verify_same_model(const std::vector<NamedParameter>& parameters,
+bool verify_same_model(const DistributedDataParallelOptions& options,
+                       const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& buffers,
-                       const std::vector<NamedParameter>& trained,
-                       const ProcessGroupPtr& group);
+                       const std::vector<NamedParameter>& trained);
 
 }  // namespace lockstep::internal

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "lockstep/comm/collectives.h"
@@ -14,6 +15,11 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     throw std::invalid_argument(
         "join: there is nothing to join; give at least a "
         "DistributedDataParallel");
+  }
+  if (std::ranges::find(joinables_, nullptr) != joinables_.end()) {
+    throw std::invalid_argument(
+        "join: one of the joinables is null; give pointers to objects that "
+        "outlive the join");
   }
   group_ = joinables_[0]->join_process_group();
   for (auto* joinable : joinables_) {
@@ -68,17 +74,32 @@ const JoinIteration& Join::begin_iteration(const Joinable& joinable,
 }
 
 JoinIteration Join::exchange(int mine) {
+  // The options travel with what this rank does.
+  constexpr int kDivides = 4;
+  constexpr int kThrows = 8;
+  const int options = (options_.divide_by_initial_world_size ? kDivides : 0) +
+                      (options_.throw_on_early_termination ? kThrows : 0);
   auto flags = at::zeros({group_->size()}, at::kInt);
-  flags[group_->rank()] = mine;
+  flags[group_->rank()] = mine + options;
   flags = flags.to(group_->control_device());
   all_reduce(flags, {.group = group_});
   flags = flags.cpu();
   JoinIteration iteration;
   const auto* of = flags.const_data_ptr<int>();
   for (int rank = 0; rank < group_->size(); ++rank) {
-    if (of[rank] > 0) iteration.active.push_back(rank);
-    if (of[rank] > 1) iteration.trains = true;
-    if (of[rank] > 2) iteration.synchronizes = true;
+    const int differs = (of[rank] ^ of[0]) & (kDivides + kThrows);
+    if (differs != 0) {
+      throw std::invalid_argument(c10::str(
+          "join: ranks ", group_->global_rank(0), " and ",
+          group_->global_rank(rank), " have different values of JoinOptions::",
+          (differs & kDivides) != 0 ? "divide_by_initial_world_size"
+                                    : "throw_on_early_termination",
+          "; give all ranks the same options"));
+    }
+    const int does = of[rank] % kDivides;
+    if (does > 0) iteration.active.push_back(rank);
+    if (does > 1) iteration.trains = true;
+    if (does > 2) iteration.synchronizes = true;
   }
   return iteration;
 }

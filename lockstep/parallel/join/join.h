@@ -76,8 +76,8 @@ class Joinable {
 // One join; programs use join() below.
 class Join {
  public:
-  // Collective. Throws std::invalid_argument if there are no joinables, if they
-  // belong to several groups, or if one is in a join already.
+  // Collective. Throws std::invalid_argument if there are no joinables, if one
+  // is null or in a join already, or if they belong to several groups.
   Join(std::vector<Joinable*> joinables, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;

@@ -212,6 +212,8 @@ void ShardedOptimizer::agree_on_new_groups(std::exception_ptr mistake) const {
     agreement.hold("the number of parameter groups",
                    std::to_string(param_groups_.size()));
     for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+      agreement.hold(c10::str("the learning rate of group ", g),
+                     c10::str(param_groups_[g].options().get_lr()));
       size_t number = 0;
       for (const at::Tensor& parameter : param_groups_[g].params()) {
         agreement.hold(c10::str("parameter ", number++, " of group ", g),

@@ -66,11 +66,12 @@ namespace lockstep {
 //
 // A parameter that is not dense in memory is not cut; step() refuses a sparse
 // gradient with std::invalid_argument, on every rank that has it. Constructors
-// throw std::invalid_argument, on all ranks, if the ranks' groups differ, if
-// ranks have different parts of a parameter (set_placement()), if a parameter
-// is in two groups (twice in one group counts once), if the wrapper does not
-// train a parameter or trains one that is in no group, or if an option is not
-// possible here; the message gives the reason.
+// throw std::invalid_argument, on all ranks, if the ranks' groups or their
+// learning rates differ (other hyperparameters are not compared), if ranks have
+// different parts of a parameter (set_placement()), if a parameter is in two
+// groups (twice in one group counts once), if the wrapper does not train a
+// parameter or trains one that is in no group, or if an option is not possible
+// here; the message gives the reason.
 //
 // `step_in_backward`: this rank's part of a bucket is stepped in backward as
 // soon as it is final, and step() only gathers. For graphs that are used once,
