@@ -13,7 +13,7 @@ function(lockstep_use_plain_test_pch target)
 endfunction()
 
 # lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH [PLAIN_MAIN]]
-#               [SANITIZERS ...] [DEADLINE s])
+#               [SANITIZERS ...])
 #
 # Adds one test program and one ctest entry: the cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
@@ -23,8 +23,6 @@ endfunction()
 # SANITIZERS: `address`, `thread` or both, if the preset of that sanitizer is to
 # build and run the program (target sanitized_tests, label `sanitized`). Such a
 # program must not link LibTorch, which is not instrumented.
-# DEADLINE: seconds until ctest kills the program, in case its own deadlines
-# fail.
 #
 # Programs run side by side. Of those with the label `faults`, whose ranks must
 # notice deaths soon, one runs at a time. With a sanitizer, which makes ranks
@@ -33,12 +31,12 @@ endfunction()
 # test-results/NAME.xml in the build folder, from which `./dev test` counts cases
 # (harness/summary.py).
 function(lockstep_test name)
-  cmake_parse_arguments(arg "TORCH;PLAIN_MAIN" "DEADLINE"
+  cmake_parse_arguments(arg "TORCH;PLAIN_MAIN" ""
                         "SOURCES;LABELS;LIBRARIES;SANITIZERS"
                         ${ARGN})
-  if(NOT arg_DEADLINE)
-    set(arg_DEADLINE 120)
-  endif()
+  # Seconds until ctest kills the program, in case its own deadlines fail. On a
+  # busy machine programs take ten times as long as they need.
+  set(deadline 600)
   add_executable(${name} ${arg_SOURCES})
   lockstep_options(${name})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
@@ -65,14 +63,14 @@ function(lockstep_test name)
     set(alone ON)
   endif()
   if(LOCKSTEP_SANITIZE)  # everything takes longer
-    math(EXPR arg_DEADLINE "${arg_DEADLINE} * 5")
+    math(EXPR deadline "${deadline} * 5")
   endif()
   if(LOCKSTEP_SANITIZE IN_LIST arg_SANITIZERS)
     list(APPEND arg_LABELS sanitized)
     add_dependencies(sanitized_tests ${name})
   endif()
   set_tests_properties(${name} PROPERTIES
-    LABELS "${arg_LABELS}" TIMEOUT ${arg_DEADLINE} RUN_SERIAL ${alone}
+    LABELS "${arg_LABELS}" TIMEOUT ${deadline} RUN_SERIAL ${alone}
     SKIP_RETURN_CODE 77  # kAllSkipped in tests/harness/all_tests.h
     ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml
     FIXTURES_REQUIRED leftovers)

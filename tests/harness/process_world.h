@@ -26,7 +26,7 @@
 // end when the test program does.
 namespace lockstep::internal::testing {
 
-inline constexpr std::chrono::seconds kCaseDeadline{60};
+inline constexpr std::chrono::seconds kCaseDeadline{180};
 // How long the others may take once one rank has failed.
 inline constexpr std::chrono::seconds kAfterFailureDeadline{5};
 
