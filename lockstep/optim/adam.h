@@ -56,7 +56,9 @@ using AdamWGroup = AdamLikeGroup<torch::optim::AdamWOptions>;
 
 // torch::optim::Adam with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
-// torch.optim.Adam(fused=True), bit for bit.
+// torch.optim.Adam(fused=True), bit for bit; for a gradient whose strides are
+// not its parameter's, which that kernel of torch 2.13 pairs with the wrong
+// elements, they are those of fused=False to rounding.
 //
 // AdamW lists what holds for all optimizers of this folder.
 class Adam : public FusedOptimizer<torch::optim::Adam, AdamOptions, AdamGroup> {

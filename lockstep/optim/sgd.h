@@ -40,8 +40,9 @@ struct SGDGroup {
 // torch::optim::SGD with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its momentum; the C++ original makes one pass for each term.
 // The numbers are those of Python's torch.optim.SGD(fused=True), bit for bit;
-// for half and bfloat16 parameters on the CPU, which that kernel of LibTorch
-// 2.13 steps wrongly, they are those of SGD(fused=False).
+// for half and bfloat16 parameters on the CPU, and for gradients whose strides
+// are not their parameters', which that kernel of LibTorch 2.13 steps wrongly,
+// they are those of SGD(fused=False).
 //
 // AdamW lists what holds for all optimizers of this folder.
 class SGD : public FusedOptimizer<torch::optim::SGD, SGDOptions, SGDGroup> {

@@ -287,7 +287,7 @@ TEST_F(InspectFlight, RecordOlderThanTheOthersCallsIsSaidToBe) {
 }
 
 TEST_F(InspectFlight, EachMistakeInAFileIsOneLineThatNamesIt) {
-  EXPECT_THAT(mistake(""), HasSubstr(" is not JSON: "));
+  EXPECT_THAT(mistake(""), HasSubstr(" is not JSON at byte 1; "));
   EXPECT_THAT(mistake("{\"format\": \"lockstep-flight\", "), HasSubstr("JSON"));
   EXPECT_THAT(mistake("[]"), HasSubstr("the document is not an object"));
   EXPECT_THAT(mistake("{}"), HasSubstr("is not a flight record of Lockstep"));

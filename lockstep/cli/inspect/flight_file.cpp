@@ -206,8 +206,10 @@ FlightFile read_flight_file(const std::string& path) {
   json document;
   try {
     document = json::parse(read_all(path));
-  } catch (const json::exception& error) {
-    throw FlightFileError(path + " is not JSON: " + error.what());
+  } catch (const json::parse_error& error) {
+    throw FlightFileError(path + " is not JSON at byte " +
+                          std::to_string(error.byte) +
+                          "; give flight records, which are whole files");
   }
   const Fields fields(path, document, "");
   if (!document.contains("format") || document["format"] != "lockstep-flight") {

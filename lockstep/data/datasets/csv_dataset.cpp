@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/data/data_file_error.h"
 #include "lockstep/data/files/byte_reader.h"
 #include "lockstep/data/files/csv_reader.h"
@@ -21,17 +22,8 @@ using internal::Parsed;
 // Returns text from a file for an error of one line.
 std::string csv_excerpt(std::string_view text) {
   constexpr size_t kMost = 40;
-  constexpr const char* kDigits = "0123456789abcdef";
-  std::string shown = "\"";
-  for (const char c : text.substr(0, kMost)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      shown += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
-    } else {
-      shown += c;
-    }
-  }
-  return shown + (text.size() > kMost ? "\"..." : "\"");
+  return "\"" + internal::shown_line(text.substr(0, kMost)) +
+         (text.size() > kMost ? "\"..." : "\"");
 }
 
 bool csv_blank(std::string_view text) {

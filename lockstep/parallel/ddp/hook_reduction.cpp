@@ -157,6 +157,12 @@ class HookReduction final : public BucketReduction {
     const auto& flat = buckets_[final_].flat;
     await(final_);
     const auto value = wait_for_tensor(futures_[final_]);
+    if (!value.defined()) {
+      throw std::invalid_argument(
+          c10::str("the communication hook's future gave an undefined tensor "
+                   "for bucket ",
+                   final_, "; give the bucket's reduced gradients"));
+    }
     if (value.numel() != flat.numel()) {
       throw std::invalid_argument(c10::str(
           "the communication hook's future gave ", value.numel(),
