@@ -50,8 +50,7 @@ void train(const std::string& scenario, bool odd) {
       if (odd && scenario == "stands" && is_first_attempt()) ::pause();
     }
     optimizer.zero_grad();
-    const auto loss =
-        model(torch::ones({4, 8}, device)).square().mean();
+    const auto loss = model(torch::ones({4, 8}, device)).square().mean();
     if (odd && step == kReady && scenario == "throws") {
       throw std::runtime_error("no such file: numbers.csv");
     }

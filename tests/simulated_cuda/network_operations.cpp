@@ -1,6 +1,6 @@
-// Operations of networks that only CUDA has: fused recurrent cells and depthwise
-// convolutions. Their results are those of CUDA's kernels, as autograd's
-// formulas expect them.
+// Operations of networks that only CUDA has: fused recurrent cells and
+// depthwise convolutions. Their results are those of CUDA's kernels, as
+// autograd's formulas expect them.
 
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/DispatchStub.h>
@@ -41,9 +41,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(
     const at::Tensor& input_gates, const at::Tensor& hidden_gates,
     const at::Tensor& cx, const OptionalTensor& input_bias,
     const OptionalTensor& hidden_bias) {
-  auto gates =
-      (with_bias(input_gates, input_bias) + with_bias(hidden_gates, hidden_bias))
-          .chunk(4, 1);
+  auto gates = (with_bias(input_gates, input_bias) +
+                with_bias(hidden_gates, hidden_bias))
+                   .chunk(4, 1);
   for (size_t i = 0; i < gates.size(); ++i) {
     gates[i] = i == 2 ? gates[i].tanh() : gates[i].sigmoid();
   }
@@ -64,12 +64,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell_backward(
     of_output = *grad_hy * tanh_cy;
   }
   if (grad_cy && grad_cy->defined()) of_cell = of_cell + *grad_cy;
-  const at::Tensor grad_gates = at::cat(
-      {of_cell * gates[2] * gates[0] * (1 - gates[0]),
-       of_cell * cx * gates[1] * (1 - gates[1]),
-       of_cell * gates[0] * (1 - gates[2] * gates[2]),
-       of_output * gates[3] * (1 - gates[3])},
-      1);
+  const at::Tensor grad_gates =
+      at::cat({of_cell * gates[2] * gates[0] * (1 - gates[0]),
+               of_cell * cx * gates[1] * (1 - gates[1]),
+               of_cell * gates[0] * (1 - gates[2] * gates[2]),
+               of_output * gates[3] * (1 - gates[3])},
+              1);
   return {grad_gates, of_cell * gates[1],
           gradient_of_bias(grad_gates, has_bias)};
 }
@@ -123,9 +123,8 @@ at::Tensor depthwise(const at::Tensor& input, const at::Tensor& weight,
   const auto kernel = C10_AS_INTARRAYREF_SLOW(kernel_size);
   for (size_t i = 0; i < kernel.size(); ++i) {
     const int64_t size = input.size(static_cast<int64_t>(i) + 2);
-    shape.push_back((size + 2 * margins[i] - gaps[i] * (kernel[i] - 1) - 1) /
-                        steps[i] +
-                    1);
+    shape.push_back(
+        (size + 2 * margins[i] - gaps[i] * (kernel[i] - 1) - 1) / steps[i] + 1);
   }
   at::Tensor result = at::empty(shape, input.options());
   MemoryViews views;
@@ -153,19 +152,19 @@ std::tuple<at::Tensor, at::Tensor> depthwise_backward(
   const auto view_if = [&](const at::Tensor& tensor) {
     return tensor.defined() ? views.of(tensor) : tensor;
   };
-  enqueue_kernel(
-      current_stream(input.device().index()),
-      [grad = views.of(grad), input = views.of(input),
-       weight = views.of(weight), to_input = view_if(of_input),
-       to_weight = view_if(of_weight), steps = stride.vec(),
-       margins = padding.vec(), gaps = dilation.vec(), mask] {
-        const auto [of_input, of_weight, of_bias] = at::convolution_backward(
-            grad, input, weight, at::OptionalIntArrayRef(), steps, margins,
-            gaps, /*transposed=*/false, /*output_padding=*/{0, 0},
-            /*groups=*/input.size(1), {mask[0], mask[1], false});
-        if (mask[0]) to_input.copy_(of_input);
-        if (mask[1]) to_weight.copy_(of_weight);
-      });
+  enqueue_kernel(current_stream(input.device().index()),
+                 [grad = views.of(grad), input = views.of(input),
+                  weight = views.of(weight), to_input = view_if(of_input),
+                  to_weight = view_if(of_weight), steps = stride.vec(),
+                  margins = padding.vec(), gaps = dilation.vec(), mask] {
+                   const auto computed = at::convolution_backward(
+                       grad, input, weight, at::OptionalIntArrayRef(), steps,
+                       margins, gaps, /*transposed=*/false,
+                       /*output_padding=*/{0, 0},
+                       /*groups=*/input.size(1), {mask[0], mask[1], false});
+                   if (mask[0]) to_input.copy_(std::get<0>(computed));
+                   if (mask[1]) to_weight.copy_(std::get<1>(computed));
+                 });
   return {of_input, of_weight};
 }
 
@@ -185,9 +184,8 @@ namespace at::native {
 namespace {
 
 // LibTorch finds this function by a table of its own, not by the dispatcher.
-REGISTER_CUDA_DISPATCH(
-    conv_depthwise2d_backward_stub,
-    &lockstep::internal::simulated_cuda::depthwise_backward)
+REGISTER_CUDA_DISPATCH(conv_depthwise2d_backward_stub,
+                       &lockstep::internal::simulated_cuda::depthwise_backward)
 
 }  // namespace
 }  // namespace at::native

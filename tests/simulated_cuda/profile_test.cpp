@@ -1,5 +1,5 @@
-// What a profile and spans of a training on devices show, without waiting for
-// the device or reading its memory.
+// A profile and the spans of a training on devices: what they show is in order,
+// and nothing waits for the device or reads its memory.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -73,15 +73,6 @@ struct BranchesImpl : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-// Returns another stream, which does nothing until `go_on` is set.
-c10::Stream hold_stream(torch::Device device, std::promise<void>& go_on) {
-  const c10::Stream other =
-      c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  simulated_cuda::enqueue(
-      other, [held = go_on.get_future().share()] { held.wait(); });
-  return other;
-}
-
 enum class Place { everywhere, in_the_loop, in_forward };
 
 std::vector<Tensor> train(Place place, bool views, bool unfreezes,
@@ -171,8 +162,8 @@ WORLD_TEST(Streams, ABucketFollowsTheStreamThatUsesIt, 1) {
   }
 }
 
-// The memory of a bucket belongs to the stream that made it. When the bucket was
-// dropped, that stream got the memory again, which another one still read.
+// The memory of a bucket belongs to the stream that made it. When the bucket
+// was dropped, that stream got the memory again, which another one still read.
 WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
   const auto group = init_process_group("nccl");
   simulated_cuda::restart(0);
@@ -183,7 +174,10 @@ WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
       std::make_unique<GradientBucket>(make_bucket(parameters, {0}, group));
   bucket->flat.fill_(1);
   std::promise<void> go_on;
-  const c10::Stream other = hold_stream(device, go_on);
+  const c10::Stream other = c10::impl::VirtualGuardImpl(device.type())
+                                .getStreamFromGlobalPool(device);
+  simulated_cuda::enqueue(other,
+                          [held = go_on.get_future().share()] { held.wait(); });
   Tensor sum;
   {
     const c10::StreamGuard guard(other);
@@ -196,50 +190,6 @@ WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
   go_on.set_value();
   const c10::StreamGuard guard(other);
   EXPECT_EQ(sum.sum().item<float>(), 2000);
-}
-
-// The same in a training: a wrapper is dropped while the gradients of its last
-// backward, which ran on another stream, are still copied out of the buckets.
-WORLD_TEST(Streams, ADroppedWrapperLeavesItsLastGradientsWhole, 2) {
-  const auto group = init_process_group("nccl");
-  simulated_cuda::restart(0);
-  const torch::Device device = local_device();
-  using torch::nn::Sequential;
-  Sequential net(torch::nn::Linear(10, 10), torch::nn::Tanh(),
-                 torch::nn::Linear(10, 10));
-  net->to(device);
-  const Tensor x = torch::ones({4, 10}, device);
-  std::vector<Tensor> expected;
-  auto model = std::make_unique<DistributedDataParallel<Sequential>>(
-      net, DistributedDataParallelOptions{.bucket_cap_mb = 4e-4,
-                                          .gradient_as_bucket_view = false});
-  const auto backward = [&] {
-    net->zero_grad();
-    (*model)(x).square().mean().backward();
-  };
-  for (int step = 0; step < 3; ++step) backward();
-  for (const Tensor& parameter : net->parameters()) {
-    expected.push_back(parameter.grad().cpu());
-  }
-  std::promise<void> go_on;
-  const c10::Stream other = hold_stream(device, go_on);
-  await_stream(other, *current_stream(device));
-  {
-    const c10::StreamGuard guard(other);
-    backward();
-  }
-  model.reset();
-  std::vector<Tensor> next;
-  for (int i = 0; i < 16; ++i) {
-    next.push_back(torch::full({110}, 7, device));
-    EXPECT_EQ(next.back().sum().item<float>(), 770);
-  }
-  go_on.set_value();
-  const c10::StreamGuard guard(other);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(net->parameters()[i].grad().cpu().allclose(expected[i]))
-        << "gradient " << i;
-  }
 }
 
 // The result of a tensor that is not contiguous is copied back: by the future's

@@ -90,20 +90,21 @@ std::vector<Network> networks() {
        torch::randn({5, 3, 8})},
       {"Gru",
        [] {
-         return Sequential(outputs_of(GRU(GRUOptions(8, 6).bidirectional(true))),
-                           outputs_of(GRU(GRUOptions(12, 4).bias(false))));
+         return Sequential(
+             outputs_of(GRU(GRUOptions(8, 6).bidirectional(true))),
+             outputs_of(GRU(GRUOptions(12, 4).bias(false))));
        },
        torch::randn({5, 3, 8})},
       {"DepthwiseConvolution",
        [] {
-         return Sequential(
-             Conv2d(Conv2dOptions(3, 6, 3).groups(3).padding(1)), ReLU(),
-             Conv2d(Conv2dOptions(6, 6, {3, 2})
-                        .groups(6)
-                        .stride({2, 1})
-                        .dilation({1, 2})
-                        .bias(false)),
-             Flatten(), Linear(108, 4));
+         return Sequential(Conv2d(Conv2dOptions(3, 6, 3).groups(3).padding(1)),
+                           ReLU(),
+                           Conv2d(Conv2dOptions(6, 6, {3, 2})
+                                      .groups(6)
+                                      .stride({2, 1})
+                                      .dilation({1, 2})
+                                      .bias(false)),
+                           Flatten(), Linear(108, 4));
        },
        torch::randn({6, 3, 8, 8})},
   };

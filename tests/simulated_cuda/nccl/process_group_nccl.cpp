@@ -295,7 +295,7 @@ void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
       C10_THROW_ERROR(
           DistBackendError,
           c10::str("NCCL error: Duplicate GPU detected : rank ", i,
-                   " and rank ", k, " both on CUDA device ", device.index()));
+                   " and rank ", k, " both on CUDA device ", int{device.index()}));
     }
   }
   communicator_ = std::make_shared<Communicator>();
