@@ -292,10 +292,10 @@ void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
   for (size_t i = 0; i < devices.size(); ++i) {
     for (size_t k = 0; k < i; ++k) {
       if (devices[i] != devices[k]) continue;
-      C10_THROW_ERROR(
-          DistBackendError,
-          c10::str("NCCL error: Duplicate GPU detected : rank ", i,
-                   " and rank ", k, " both on CUDA device ", int{device.index()}));
+      C10_THROW_ERROR(DistBackendError,
+                      c10::str("NCCL error: Duplicate GPU detected : rank ", i,
+                               " and rank ", k, " both on CUDA device ",
+                               devices[i].substr(devices[i].rfind(' ') + 1)));
     }
   }
   communicator_ = std::make_shared<Communicator>();
