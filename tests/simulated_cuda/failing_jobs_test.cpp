@@ -1,5 +1,5 @@
 // Jobs on simulated GPUs in which a rank dies, throws or stands still: what the
-// other ranks do, and what the launcher says.
+// other ranks do, and what the launcher says (fault 39 of docs/faults.md).
 
 #include <gmock/gmock.h>
 #include <signal.h>
