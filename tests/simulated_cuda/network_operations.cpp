@@ -15,7 +15,6 @@
 #include <array>
 #include <optional>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "tests/simulated_cuda/device_interface.h"
