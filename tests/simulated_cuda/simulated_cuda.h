@@ -32,7 +32,8 @@
 // races inside a kernel; numbers that differ because a GPU adds in another
 // order; missing alignment; memory that runs out; anything about speed. CUDA's
 // graphs are missing, and so are those operations that only CUDA has, except
-// the ones in cuda_operations.cpp. Sparse tensors are computed on the CPU.
+// the ones in cuda_operations.cpp and network_operations.cpp. Sparse tensors
+// are computed on the CPU.
 //
 // All functions may be called from any thread, except in a process forked after
 // the first use of a device: there, as with CUDA, any use throws c10::Error.

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -159,6 +160,36 @@ WORLD_TEST(Streams, ABucketFollowsTheStreamThatUsesIt, 1) {
     bucket->use_on_current_stream();
     EXPECT_EQ(bucket->flat.sum().item<float>(), 1000) << "seed " << seed;
   }
+}
+
+// The memory of a bucket belongs to the stream that made it. When the bucket
+// was dropped, that stream got the memory again, which another one still read.
+WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
+  const auto group = init_process_group("nccl");
+  simulated_cuda::restart(0);
+  const torch::Device device = local_device();
+  const std::vector<NamedParameter> parameters{
+      {"p", torch::zeros({1000}, device)}};
+  auto bucket =
+      std::make_unique<GradientBucket>(make_bucket(parameters, {0}, group));
+  bucket->flat.fill_(1);
+  std::promise<void> go_on;
+  const c10::Stream other = c10::impl::VirtualGuardImpl(device.type())
+                                .getStreamFromGlobalPool(device);
+  simulated_cuda::enqueue(other,
+                          [held = go_on.get_future().share()] { held.wait(); });
+  Tensor sum;
+  {
+    const c10::StreamGuard guard(other);
+    bucket->use_on_current_stream();
+    sum = bucket->flat + 1;
+  }
+  bucket.reset();
+  const Tensor next = torch::full({1000}, 7, device);
+  EXPECT_EQ(next.sum().item<float>(), 7000);  // has been written
+  go_on.set_value();
+  const c10::StreamGuard guard(other);
+  EXPECT_EQ(sum.sum().item<float>(), 2000);
 }
 
 // The result of a tensor that is not contiguous is copied back: by the future's

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,26 @@ class MultiheadImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Multihead);
 
+// The outputs of a recurrent network, for torch::nn::Sequential.
+template <typename Layers>
+class OutputsOfImpl : public torch::nn::Module {
+ public:
+  explicit OutputsOfImpl(Layers layers) : layers_(std::move(layers)) {
+    register_module("layers", layers_);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return std::get<0>(layers_(x));
+  }
+
+ private:
+  Layers layers_;
+};
+
+template <typename Layers>
+std::shared_ptr<OutputsOfImpl<Layers>> outputs_of(Layers layers) {
+  return std::make_shared<OutputsOfImpl<Layers>>(std::move(layers));
+}
+
 std::vector<Network> networks() {
   using namespace torch::nn;  // NOLINT
   torch::manual_seed(1);
@@ -61,6 +82,31 @@ std::vector<Network> networks() {
       {"Embedding",
        [] { return Sequential(Embedding(10, 8), Linear(8, 10), Tanh()); },
        torch::randint(10, {6, 3})},
+      {"Lstm",
+       [] {
+         return Sequential(outputs_of(LSTM(LSTMOptions(8, 6).num_layers(2))),
+                           outputs_of(LSTM(LSTMOptions(6, 4).bias(false))));
+       },
+       torch::randn({5, 3, 8})},
+      {"Gru",
+       [] {
+         return Sequential(
+             outputs_of(GRU(GRUOptions(8, 6).bidirectional(true))),
+             outputs_of(GRU(GRUOptions(12, 4).bias(false))));
+       },
+       torch::randn({5, 3, 8})},
+      {"DepthwiseConvolution",
+       [] {
+         return Sequential(Conv2d(Conv2dOptions(3, 6, 3).groups(3).padding(1)),
+                           ReLU(),
+                           Conv2d(Conv2dOptions(6, 6, {3, 2})
+                                      .groups(6)
+                                      .stride({2, 1})
+                                      .dilation({1, 2})
+                                      .bias(false)),
+                           Flatten(), Linear(108, 4));
+       },
+       torch::randn({6, 3, 8, 8})},
   };
 }
 

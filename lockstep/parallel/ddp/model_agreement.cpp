@@ -14,6 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
+#include "lockstep/comm/own_device.h"
 #include "lockstep/state/digest.h"
 
 namespace lockstep::internal {
@@ -51,7 +52,8 @@ std::vector<std::string> describe(const DistributedDataParallelOptions& all) {
 
 // Returns one line for each tensor, with all that the ranks must agree on.
 std::vector<std::string> describe(const std::vector<NamedParameter>& parameters,
-                                  const std::vector<NamedParameter>& buffers) {
+                                  const std::vector<NamedParameter>& buffers,
+                                  const ProcessGroup& group) {
   std::vector<std::string> lines;
   const auto add = [&](const char* kind, const NamedParameter& named) {
     const auto& [name, tensor] = named;
@@ -60,6 +62,7 @@ std::vector<std::string> describe(const std::vector<NamedParameter>& parameters,
     if (tensor.strides() != c10::contiguous_strides(tensor.sizes())) {
       line += c10::str(" with strides ", tensor.strides());
     }
+    line += words_of_other_device(tensor, group);
     lines.push_back(line + (tensor.requires_grad() ? "" : " without grad"));
   };
   for (const auto& parameter : parameters) add("parameter", parameter);
@@ -210,9 +213,14 @@ class PythonsCheck {
 
  private:
   at::TensorOptions options() const {
+    if (trained_.empty()) {
+      return at::TensorOptions(at::kLong).device(group_->control_device());
+    }
+    // If the parameters are on a device that the group does not take, all ranks
+    // must learn it after this collective.
+    const auto device = trained_[0].tensor.device();
     return at::TensorOptions(at::kLong).device(
-        trained_.empty() ? group_->control_device()
-                         : trained_[0].tensor.device());
+        bound_device(*group_, device.type()).value_or(device));
   }
   std::string rank_name(int rank) const {
     return "rank " + std::to_string(group_->global_ranks()[rank]);
@@ -233,7 +241,8 @@ bool verify_same_model(const DistributedDataParallelOptions& options,
                        const std::vector<NamedParameter>& buffers,
                        const std::vector<NamedParameter>& trained) {
   const ProcessGroupPtr& group = options.process_group;
-  Meeting meeting(describe(options), describe(parameters, buffers), group);
+  Meeting meeting(describe(options), describe(parameters, buffers, *group),
+                  group);
   PythonsCheck check(trained, group);
   auto counts = check.gather_counts();
   meeting.throw_if_different();

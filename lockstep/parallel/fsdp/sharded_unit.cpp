@@ -16,6 +16,7 @@
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/own_device.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/sharding_root.h"
@@ -135,10 +136,13 @@ void require_same_on_ranks(const torch::nn::Module& module,
     const bool divided = is_divided_over_groups(tensor, options);
     held.emplace_back("parameter " + name,
                       (divided ? "divided" : description_of(tensor, values)) +
+                          words_of_other_device(tensor, *options.group) +
                           (tensor.requires_grad() ? "" : ", frozen"));
   }
   for (const auto& [name, tensor] : common_buffers(module, options)) {
-    held.emplace_back("buffer " + name, description_of(tensor, values));
+    held.emplace_back("buffer " + name,
+                      description_of(tensor, values) +
+                          words_of_other_device(tensor, *options.group));
   }
   const auto compare = [&held](const ProcessGroupPtr& group) {
     Agreement agreement(group);

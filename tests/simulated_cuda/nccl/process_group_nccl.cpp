@@ -111,32 +111,38 @@ struct ProcessGroupNCCL::Communicator {
   std::mutex mutex;
   std::condition_variable aborted_or_not;
   bool aborted = false;
-  std::string failure;  // for the watchdog's words
+  std::string reason;  // why it was aborted, if that was said
 
   void run(const Transfer& transfer) {
     try {
       for (const Part part : {Part::begin, Part::take, Part::end}) {
         transfer(*wire, part);
       }
-    } catch (const std::exception& error) {
+    } catch (const std::exception&) {
       std::unique_lock lock(mutex);
-      failure = error.what();
       // The kernels of NCCL wait for ever.
       aborted_or_not.wait(lock, [this] { return aborted; });
     }
   }
   // Ends all tasks, and those to come.
-  void abort() {
+  void abort(const std::string& why = {}) {
     {
       const std::lock_guard lock(mutex);
+      if (!aborted) reason = why;
       aborted = true;
     }
     wire->abort();
     aborted_or_not.notify_all();
   }
-  bool is_aborted() {
+  void require_not_aborted(int rank) {
     const std::lock_guard lock(mutex);
-    return aborted;
+    if (!aborted) return;
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str("NCCL communicator was aborted on rank ", rank, ". ",
+                 reason.empty()
+                     ? ""
+                     : " Original reason for failure was: " + reason));
   }
 };
 
@@ -226,17 +232,11 @@ class ProcessGroupNCCL::NcclWork final : public Work {
     return std::chrono::steady_clock::now() - began_ > timeout_;
   }
   std::string words_of_timeout(milliseconds timeout) const {
-    std::string failure;
-    {
-      const std::lock_guard lock(communicator_->mutex);
-      failure = communicator_->failure;
-    }
     return c10::str("[Rank ", rank_,
                     "] Watchdog caught collective operation timeout: "
                     "WorkNCCL(SeqNum=",
                     number_, ", OpType=", opTypeToString(opType_),
-                    ", Timeout(ms)=", timeout.count(), ")",
-                    failure.empty() ? "" : "; simulated NCCL knows: ", failure);
+                    ", Timeout(ms)=", timeout.count(), ")");
   }
   milliseconds timeout() const { return timeout_; }
 
@@ -292,10 +292,10 @@ void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
   for (size_t i = 0; i < devices.size(); ++i) {
     for (size_t k = 0; k < i; ++k) {
       if (devices[i] != devices[k]) continue;
-      C10_THROW_ERROR(
-          DistBackendError,
-          c10::str("NCCL error: Duplicate GPU detected : rank ", i,
-                   " and rank ", k, " both on CUDA device ", device.index()));
+      C10_THROW_ERROR(DistBackendError,
+                      c10::str("NCCL error: Duplicate GPU detected : rank ", i,
+                               " and rank ", k, " both on CUDA device ",
+                               devices[i].substr(devices[i].rfind(' ') + 1)));
     }
   }
   communicator_ = std::make_shared<Communicator>();
@@ -328,7 +328,7 @@ bool ProcessGroupNCCL::abortComms(const std::optional<std::string>& reason) {
     for (const auto& work : pending_)
       work->fail(*reason, /*ends_process=*/true);
   }
-  communicator_->abort();
+  communicator_->abort(reason.value_or(""));
   return true;
 }
 
@@ -375,9 +375,14 @@ void ProcessGroupNCCL::watch(const std::stop_token& stop) {
       std::fprintf(stderr,
                    "To avoid data inconsistency, we are taking the entire "
                    "process down.\n");
-      std::abort();
+      // As in c10d, nobody catches this, so that it ends the process.
+      C10_THROW_ERROR(DistBackendError,
+                      c10::str("[Rank ", getRank(),
+                               "] Process group watchdog thread terminated "
+                               "with exception: ",
+                               reason));
     }
-    communicator_->abort();
+    communicator_->abort(reason);
   }
 }
 
@@ -415,9 +420,7 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::issue(Operation operation) {
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::start(Operation operation,
                                                   const c10::Stream& stream) {
-  if (communicator_->is_aborted()) {
-    C10_THROW_ERROR(DistBackendError, "NCCL communicator was aborted");
-  }
+  communicator_->require_not_aborted(getRank());
   const c10::Stream current = cuda().getStream(*device_);
   const auto wait_for = [&](const c10::Stream& other) {
     if (other == stream) return;
