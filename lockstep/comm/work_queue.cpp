@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/interruption.h"
 #include "lockstep/base/no_destructor.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
@@ -294,13 +295,33 @@ class WorkQueue::State {
       if (on_thread && granted_) {
         execute_granted(lock);
       } else if (deadline.expired()) {
-        std::erase_if(line_,
-                      [&](const Place& p) { return p.caller == &caller; });
+        leave_line(caller);
         throw_timeout(deadline, "the wait for earlier operations");
       } else {
-        caller.wake->wait_for(lock, bounded_timeout(deadline.remaining()));
+        caller.wake->wait_for(lock, std::min(milliseconds(kInterruptionSliceMs),
+                                             deadline.remaining()));
+        lock.unlock();
+        std::exception_ptr interruption;
+        try {
+          check_interruption();
+        } catch (...) {
+          interruption = std::current_exception();
+        }
+        lock.lock();
+        if (interruption) {
+          if (caller.granted) {
+            grant_next();
+          } else {
+            leave_line(caller);
+          }
+          std::rethrow_exception(interruption);
+        }
       }
     }
+  }
+
+  void leave_line(const Caller& caller) {
+    std::erase_if(line_, [&](const Place& p) { return p.caller == &caller; });
   }
 
   void start_thread(const std::shared_ptr<State>& self) {
@@ -388,10 +409,13 @@ bool WorkQueue::QueuedWork::wait(milliseconds timeout) {
   const WaitScope scope(ended() || (deadline && 10 * timeout < 9 * timeout_)
                             ? nullptr
                             : watcher_.get());
-  if (!deadline) {
-    cv_.wait(lock, ended);
-  } else if (!cv_.wait_for(lock, deadline->remaining(), ended)) {
-    throw_timeout(*deadline, "the wait");
+  const milliseconds slice(kInterruptionSliceMs);
+  while (!cv_.wait_for(
+      lock, deadline ? std::min(slice, deadline->remaining()) : slice, ended)) {
+    if (deadline && deadline->expired()) throw_timeout(*deadline, "the wait");
+    lock.unlock();
+    check_interruption();
+    lock.lock();
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;
