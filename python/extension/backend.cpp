@@ -14,6 +14,7 @@
 #include "interruption.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collective_work.h"
+#include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/watched_store.h"
@@ -40,6 +41,10 @@ World& world() {
   return *instance;
 }
 
+StorePtr prefixed(const std::string& prefix, const StorePtr& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
 // Returns the group's part of the store, in which a C++ rank has its keys.
 // torch.distributed gives each backend a part of that, "cpu/".
 StorePtr part_of_group(const StorePtr& store) {
@@ -56,10 +61,6 @@ StorePtr part_of_join(const StorePtr& store, int rank) {
   const auto joins = store->add("lockstep/joins/" + std::to_string(rank), 1);
   return joins == 1 ? store
                     : prefixed("join" + std::to_string(joins) + "/", store);
-}
-
-StorePtr prefixed(const std::string& prefix, const StorePtr& store) {
-  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
 
 // Returns null if there is none, or if it has another backend.
@@ -179,8 +180,8 @@ at::TensorList if_any(const Backend::TensorLists& lists) {
 
 }  // namespace
 
-template <typename LockstepOptions, typename Options>
-LockstepOptions Backend::options_of(const Options& given) const {
+template <typename LockstepOptions, typename Given>
+LockstepOptions Backend::options_of(const Given& given) const {
   LockstepOptions options{};
   options.group = group_;
   options.async_op = given.asyncOp;
@@ -190,8 +191,8 @@ LockstepOptions Backend::options_of(const Options& given) const {
   return options;
 }
 
-template <typename Options>
-ReductionOptions Backend::reduction_of(const Options& given) const {
+template <typename Given>
+ReductionOptions Backend::reduction_of(const Given& given) const {
   auto options = options_of<ReductionOptions>(given);
   options.op = given.reduceOp == c10d::ReduceOp::PREMUL_SUM
                    ? c10d::ReduceOp(c10d::ReduceOp::SUM)

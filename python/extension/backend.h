@@ -123,10 +123,10 @@ class Backend final : public c10d::Backend {
   void shutdown() override;
 
  private:
-  template <typename LockstepOptions, typename Options>
-  LockstepOptions options_of(const Options& given) const;
-  template <typename Options>
-  ReductionOptions reduction_of(const Options& given) const;
+  template <typename LockstepOptions, typename Given>
+  LockstepOptions options_of(const Given& given) const;
+  template <typename Given>
+  ReductionOptions reduction_of(const Given& given) const;
   // Runs `operation`, a function of the library, and makes its work one that
   // torch.distributed expects.
   template <typename Operation>

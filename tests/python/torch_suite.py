@@ -1,0 +1,99 @@
+"""Runs PyTorch's own tests of torch.distributed with a backend.
+
+Usage: torch_suite.py BACKEND [--ranks=N] [--json=FILE] [PATTERN...]
+
+The tests are those of torch/testing/_internal/distributed/distributed_test.py,
+which torch's wheel contains; each runs on N ranks (3). A PATTERN is a part of
+a test's name; the default is all tests. Prints a line for each test and a line
+with the counts, writes them to FILE, and fails if a test fails.
+
+The ranks are forked, so that each test does not import torch again. Tests that
+PyTorch runs for Gloo only, because other backends lack what they test, are run
+for lockstep, too.
+"""
+
+import argparse
+import collections
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import unittest
+
+parser = argparse.ArgumentParser()
+parser.add_argument("backend")
+parser.add_argument("--ranks", type=int, default=3)
+parser.add_argument("--json")
+parser.add_argument("patterns", nargs="*")
+arguments = parser.parse_args()
+
+os.environ["BACKEND"] = arguments.backend
+os.environ["WORLD_SIZE"] = str(arguments.ranks)
+os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-suite-")
+os.environ["INIT_METHOD"] = f"file://{os.environ['TEMP_DIR']}/init"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from torch.testing._internal import common_distributed  # noqa: E402
+
+logging.getLogger(common_distributed.__name__).setLevel(logging.WARNING)
+for feature in ("ddp", "subgroup"):
+    common_distributed.DistTestCases.backend_feature[feature].add(
+        arguments.backend)
+
+from torch.testing._internal.distributed import distributed_test  # noqa: E402
+
+
+class TorchSuite(distributed_test.TestDistBackend,
+                 distributed_test.DistributedTest._DistTestBase):
+
+    def setUp(self):
+        super().setUp()
+        self._start_processes(multiprocessing.get_context("fork").Process)
+
+
+class Result(unittest.TestResult):
+
+    def __init__(self):
+        super().__init__()
+        self.outcomes = {}
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.begun = time.monotonic()
+
+    def note(self, test, outcome, text=""):
+        name = test._testMethodName
+        self.outcomes[name] = {"outcome": outcome, "text": text}
+        line = text.strip().splitlines()[-1] if text else ""
+        print(f"{outcome:8}{time.monotonic() - self.begun:6.1f} s  {name}"
+              f"{': ' if line else ''}{line}", flush=True)
+
+    def addSuccess(self, test):
+        self.note(test, "passed")
+
+    def addSkip(self, test, reason):
+        self.note(test, "skipped", reason)
+
+    def addError(self, test, error):
+        self.note(test, "failed", self._exc_info_to_string(error, test))
+
+    addFailure = addError
+
+
+names = [name for name in unittest.defaultTestLoader.getTestCaseNames(TorchSuite)
+         if not arguments.patterns
+         or any(pattern in name for pattern in arguments.patterns)]
+result = Result()
+unittest.TestSuite(TorchSuite(name) for name in names).run(result)
+counts = collections.Counter(each["outcome"]
+                             for each in result.outcomes.values())
+print(f"{arguments.backend}, {arguments.ranks} ranks: "
+      + ", ".join(f"{counts[outcome]} {outcome}"
+                  for outcome in ("passed", "skipped", "failed")))
+if arguments.json:
+    with open(arguments.json, "w") as file:
+        json.dump(result.outcomes, file, indent=1)
+sys.exit(counts["failed"] > 0 or not result.outcomes)
