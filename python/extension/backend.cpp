@@ -185,9 +185,10 @@ LockstepOptions Backend::options_of(const Given& given) const {
   LockstepOptions options{};
   options.group = group_;
   options.async_op = given.asyncOp;
+  // torch.distributed allows a timeout of 0.
   options.timeout = given.timeout == c10d::kUnsetTimeout
-                        ? timeout_.load(std::memory_order_relaxed)
-                        : given.timeout;
+                        ? timeout_.load()
+                        : std::max(given.timeout, milliseconds(1));
   return options;
 }
 

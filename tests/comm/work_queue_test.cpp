@@ -337,6 +337,40 @@ TEST(WorkQueue, ACallbackOfAWorkMayUseTheQueue) {
   EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
 }
 
+// A future's wait() does not tell the queue, whose only thread was in the
+// callback, so it never returned. PyTorch's PowerSGD hook waits so.
+TEST(WorkQueue, ACallbackMayWaitForTheFutureOfAnOperationThatItQueued) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto first = enqueue(queue, gate);
+  int deepest = 0;
+  std::promise<void> done;
+  // Callbacks of operations that callbacks have queued wait, too.
+  std::function<void(int)> queue_and_wait = [&](int depth) {
+    auto next = enqueue(queue, [&deepest, depth] { deepest = depth; });
+    auto future = next->getFuture();
+    if (depth < 3) {
+      future = future->then(
+          [&, depth](c10::ivalue::Future&) {
+            queue_and_wait(depth + 1);
+            return c10::IValue(depth);
+          },
+          c10::IntType::get());
+    }
+    future->wait();
+  };
+  first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    queue_and_wait(1);
+    done.set_value();
+  });
+  gate.open();
+  ASSERT_EQ(done.get_future().wait_for(kLong), std::future_status::ready);
+  EXPECT_EQ(deepest, 3);
+  // A synchronous operation stands in the same line.
+  queue.run(kLong, [&] { deepest = 0; });
+  EXPECT_EQ(deepest, 0);
+}
+
 // The callback blocked the only thread that could run the operation.
 TEST(WorkQueue, ACallbackMayWaitForAnOperationThatItQueued) {
   WorkQueue queue("queue");

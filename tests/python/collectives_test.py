@@ -370,8 +370,9 @@ def rank_main(backend):
 class Collectives(unittest.TestCase):
 
     def test_give_what_gloo_gives(self):
-        for backend in ("lockstep", "lockstep_shm", "cpu:lockstep"):
-            for size in (1, 2, 3):
+        for backend, sizes in (("lockstep", (1, 2, 3)), ("lockstep_shm", (2,)),
+                               ("cpu:lockstep", (2,))):
+            for size in sizes:
                 with self.subTest(backend=backend, ranks=size):
                     ranks.run(self, size, __file__, backend)
 

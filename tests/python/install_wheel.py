@@ -7,6 +7,7 @@ installs it into a new environment, FOLDER, beside links to what the Python that
 runs this has installed.
 """
 
+import importlib.util
 import pathlib
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ import sys
 import sysconfig
 import venv
 
+if importlib.util.find_spec("scikit_build_core") is None:
+    print("skipped: there is no scikit-build-core, which builds the wheel")
+    sys.exit(77)
 build, source, folder = map(pathlib.Path, sys.argv[1:])
 wheels = folder.parent / "wheel"
 for old in (wheels, folder):

@@ -56,7 +56,7 @@ def part_interrupted():
     """Rank 0 waits in the call that argv names; Ctrl-C ends it."""
     kind = sys.argv[3]
     if rank == 1:
-        # Comes too late. What rank 0 gave to its first call is there; the second
+        # Comes too late. What rank 0 gave to its first call stays; the second
         # call must fail.
         sys.stdin.readline()
         try:
@@ -166,12 +166,10 @@ def rank_main(part):
 
 class Waits(unittest.TestCase):
 
-    backend = "lockstep"
-
     def start(self, size, part, *more):
         port = ranks.free_port()
         return [subprocess.Popen(
-            [sys.executable, __file__, part, self.backend, *more], text=True,
+            [sys.executable, __file__, part, "lockstep", *more], text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, start_new_session=True,
             env=ranks.environment_of(rank, size, port))
@@ -252,11 +250,6 @@ class Waits(unittest.TestCase):
         self.tell(processes[0])
         for code, output, errors in ranks.finish(processes):
             self.assertEqual((code, errors), (0, ""), output)
-
-
-class WaitsOfSharedMemory(Waits):
-
-    backend = "lockstep_shm"
 
 
 if __name__ == "__main__":
