@@ -45,7 +45,7 @@ decltype(auto) WatchedStore::asked(Call&& call) {
   } catch (const c10::DistError& error) {
     std::string words;
     if (!poll_store(Deadline::after(kStoreHostGone), [&] {
-          return life_signs_ != nullptr &&
+          return life_signs_ &&
                  !(words = words_of(life_signs_->gone())).empty();
         })) {
       words = error.what_without_backtrace();
@@ -55,8 +55,9 @@ decltype(auto) WatchedStore::asked(Call&& call) {
 }
 
 void WatchedStore::require_all_alive() {
-  throw_for(life_signs_ != nullptr ? life_signs_->gone_for_good(ranks_)
-                                   : std::vector<LifeSigns::Gone>());
+  std::vector<LifeSigns::Gone> gone;
+  if (life_signs_) gone = life_signs_->gone_for_good(ranks_);
+  throw_for(gone);
 }
 
 void WatchedStore::throw_for(const std::vector<LifeSigns::Gone>& gone) {
@@ -81,8 +82,9 @@ void WatchedStore::look() {
     looked_ = now;
   }
   check_interruption();
-  throw_for(life_signs_ != nullptr ? life_signs_->gone(ranks_)
-                                   : std::vector<LifeSigns::Gone>());
+  std::vector<LifeSigns::Gone> gone;
+  if (life_signs_) gone = life_signs_->gone(ranks_);
+  throw_for(gone);
 }
 
 bool WatchedStore::check(const std::vector<std::string>& keys) {

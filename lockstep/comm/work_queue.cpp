@@ -225,9 +225,9 @@ class WorkQueue::State {
     lock.unlock();
     for (auto& thread : threads) {
       if (is_own_thread()) {
-        // A thread cannot join itself, and another one may be in a callback that
-        // waits for this one. Each leaves its loop after this, and keeps this
-        // state alive until then.
+        // A thread cannot join itself, and another one may be in a callback
+        // that waits for this one. Each leaves its loop after this, and keeps
+        // this state alive until then.
         thread.detach();
       } else {
         thread.join();

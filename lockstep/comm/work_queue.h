@@ -38,9 +38,9 @@ class WorkQueueWatcher {
 // may do both. Such a callback runs on a thread of the queue: if it waits for a
 // work, wait() itself runs the operations that are pending before. If it starts
 // an operation, the queue gets another thread, so that it can wait for the
-// future of that operation, too. It must not wait for the future of an operation
-// that was started before and has not ended, because nothing would run that
-// operation then.
+// future of that operation, too. It must not wait for the future of an
+// operation that was started before and has not ended, because nothing would
+// run that operation then.
 class WorkQueue {
  public:
   // `thread_name`: at most 15 characters, as the system shows it.

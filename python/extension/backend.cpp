@@ -55,8 +55,8 @@ StorePtr part_of_group(const StorePtr& store) {
 
 // A program may destroy its groups and make others in the same store, where the
 // keys of the earlier ones still are. So each time has keys of its own, under a
-// number that counts the joins of each rank. Ranks join equally often. The first
-// time has the keys that a C++ rank expects.
+// number that counts the joins of each rank. Ranks join equally often. The
+// first time has the keys that a C++ rank expects.
 StorePtr part_of_join(const StorePtr& store, int rank) {
   const auto joins = store->add("lockstep/joins/" + std::to_string(rank), 1);
   return joins == 1 ? store
@@ -92,19 +92,18 @@ ProcessGroupPtr make_group(Request request) {
   const auto name = default_group ? kDefaultGroupName : request.group_name;
   const auto part = part_of_join(part_of_group(request.store), request.rank);
   const auto life_signs = life_signs_for(request, default_group, part);
-  const auto watched = c10::make_intrusive<WatchedStore>(part, life_signs,
-                                                         request.global_ranks);
+  const auto watched =
+      c10::make_intrusive<WatchedStore>(part, life_signs, request.global_ranks);
   GroupInside::Backends backends;
   const auto entry = resolve_backends("cpu:" + request.kind).at(c10::kCPU);
   try {
-    backends.emplace(
-        c10::kCPU,
-        entry->create({.store = prefixed("cpu/", watched),
-                       .rank = request.rank,
-                       .size = request.size,
-                       .timeout = request.timeout,
-                       .group_name = request.group_name,
-                       .global_ranks = request.global_ranks}));
+    backends.emplace(c10::kCPU,
+                     entry->create({.store = prefixed("cpu/", watched),
+                                    .rank = request.rank,
+                                    .size = request.size,
+                                    .timeout = request.timeout,
+                                    .group_name = request.group_name,
+                                    .global_ranks = request.global_ranks}));
     if (default_group) life_signs->learn_all();
   } catch (const std::exception& error) {
     watched->give_up(c10::str("rank ", request.global_ranks[request.rank],
@@ -167,8 +166,8 @@ const at::Tensor& single(const char* operation, const Backend::Tensors& list) {
 const Backend::Tensors& single(const char* operation,
                                const Backend::TensorLists& lists) {
   if (lists.size() != 1) {
-    throw std::invalid_argument(c10::str(
-        operation, ": ", lists.size(), " lists were given; give one"));
+    throw std::invalid_argument(
+        c10::str(operation, ": ", lists.size(), " lists were given; give one"));
   }
   return lists[0];
 }
@@ -315,14 +314,14 @@ c10::intrusive_ptr<c10d::Backend> Backend::split(
   std::vector<int> global_ranks;
   for (const int rank : ranks) global_ranks.push_back(global(rank));
   // Each backend of a group gets a part of the group's store.
-  return c10::make_intrusive<Backend>(
-      Request{.kind = kind_,
-              .store = prefixed("cpu/", prefixed(options->group_name + "/", store)),
-              .rank = static_cast<int>(own - ranks.begin()),
-              .size = static_cast<int>(ranks.size()),
-              .timeout = options->timeout,
-              .group_name = options->group_name,
-              .global_ranks = std::move(global_ranks)});
+  return c10::make_intrusive<Backend>(Request{
+      .kind = kind_,
+      .store = prefixed("cpu/", prefixed(options->group_name + "/", store)),
+      .rank = static_cast<int>(own - ranks.begin()),
+      .size = static_cast<int>(ranks.size()),
+      .timeout = options->timeout,
+      .group_name = options->group_name,
+      .global_ranks = std::move(global_ranks)});
 }
 
 bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {

@@ -1,5 +1,5 @@
-// Python ranks and our ranks in one group, with the same keys in the store: over
-// Gloo, or over shared memory if Python has our backend.
+// Python ranks and our ranks in one group, with the same keys in the store:
+// over Gloo, or over shared memory if Python has our backend.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -105,9 +105,9 @@ void be_ours_in_groups(const World& world, const char* backend) {
   make({everyone.begin() + 1, everyone.end()});
   make({everyone.begin(), everyone.end() - 1});
   // This group has another device map and another timeout.
-  expect_sum_of_ranks(new_group({}, {.timeout = std::chrono::seconds(35),
-                                     .backend = backend}),
-                      everyone);
+  expect_sum_of_ranks(
+      new_group({}, {.timeout = std::chrono::seconds(35), .backend = backend}),
+      everyone);
   expect_sum_of_ranks(new_subgroups(size), everyone);
   if (size == 4) {
     expect_sum_of_ranks(new_subgroups(2), world.rank < 2
