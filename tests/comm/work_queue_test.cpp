@@ -342,7 +342,7 @@ TEST(WorkQueue, ACallbackOfAWorkMayUseTheQueue) {
 TEST(WorkQueue, ACallbackMayWaitForTheFutureOfAnOperationThatItQueued) {
   WorkQueue queue("queue");
   Gate gate;
-  auto first = enqueue(queue, gate);
+  auto first = enqueue(queue, std::ref(gate));
   int deepest = 0;
   std::promise<void> done;
   // Callbacks of operations that callbacks have queued wait, too.
