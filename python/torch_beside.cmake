@@ -4,8 +4,10 @@
 file(GLOB linked "${CMAKE_INSTALL_PREFIX}/libexec/lockstep/*"
      "${CMAKE_INSTALL_PREFIX}/lib/lockstep/*.so")
 foreach(file IN LISTS linked)
+  unset(folders)  # a file without an entry leaves it alone
   file(READ_ELF "${file}" RUNPATH folders CAPTURE_ERROR not_elf)
-  if(folders MATCHES "/torch/lib")
+  list(FILTER folders INCLUDE REGEX "/torch/lib$")
+  if(folders)
     file(RPATH_CHANGE FILE "${file}" OLD_RPATH "${folders}"
          NEW_RPATH "$ORIGIN/../../../torch/lib")
   endif()

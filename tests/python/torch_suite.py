@@ -55,7 +55,7 @@ class Name(str):
         return hash("gloo")
 
 
-# What the tests ask for in Gloo's words, and what Lockstep says instead. torch
+# The tests' words are Gloo's; the values are what Lockstep says instead. torch
 # itself logs a backend that is not its own as "custom".
 WORDS = {
     'BACKEND = os.environ["BACKEND"]': "BACKEND = NAME",
