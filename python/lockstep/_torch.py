@@ -9,7 +9,6 @@ import atexit
 import functools
 import sys
 import warnings
-from importlib import metadata
 
 # Names in torch.distributed, and in Lockstep's own registry.
 BACKENDS = {"lockstep": "lockstep", "lockstep_shm": "shm"}
@@ -48,7 +47,8 @@ def _mismatch():
     """Returns why the extension does not fit this torch, or an empty text."""
     import torch
 
-    version = metadata.version("lockstep-torch")
+    from lockstep._version import version
+
     built_for = version.partition("+torch")[2]
     here = torch.__version__.partition("+")[0]
     if built_for == here:
@@ -91,7 +91,7 @@ def _give_default_backends(c10d):
         group, store = make(*arguments, **keywords)
         if (isinstance(group, c10d.ProcessGroup)
                 and group._get_backend_name() == "undefined"):
-            first = next(iter(c10d.get_backend_config(group).split(",")))
+            first = c10d.get_backend_config(group).split(",")[0]
             name = first.partition(":")[2]
             group._set_default_backend(c10d.Backend.backend_type_map[name])
         return group, store
@@ -110,9 +110,8 @@ def _allow_monitored_barrier(dist):
     def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
         if not c10d._rank_not_in_group(group):
             own = c10d._get_default_group() if group is None else group
-            if any(f":{name}" in f"{device}" for device in
-                   c10d.get_backend_config(own).split(",")
-                   for name in BACKENDS if device.startswith("cpu:")):
+            if any(f"cpu:{name}" in c10d.get_backend_config(own).split(",")
+                   for name in BACKENDS):
                 timeout = timeout or c10d._get_default_timeout("lockstep")
                 return own.monitored_barrier(timeout, wait_all_ranks)
         return gloos(group, timeout, wait_all_ranks)
