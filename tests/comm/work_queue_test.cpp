@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "lockstep/base/interruption.h"
 #include "tests/harness/asleep.h"
 
 namespace lockstep::internal {
@@ -431,6 +432,57 @@ TEST(WorkQueue, CloseMayTellOthersBeforeItEndsWhatIsPending) {
   EXPECT_THAT(order, ElementsAre(1, 2));
   gate.open();
   EXPECT_TRUE(running->wait(kLong));
+}
+
+// Ends the waits of the thread that made it while it lives.
+class Interruption {
+ public:
+  Interruption() {
+    interrupted = std::this_thread::get_id();
+    set_interruption_check([] {
+      if (std::this_thread::get_id() == interrupted) {
+        throw std::runtime_error("interrupted");
+      }
+    });
+  }
+  ~Interruption() { set_interruption_check(nullptr); }
+
+ private:
+  static std::thread::id interrupted;
+};
+std::thread::id Interruption::interrupted;
+
+TEST(WorkQueue, AWaitCanBeInterruptedAndRepeated) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto work = enqueue(queue, std::ref(gate));
+  {
+    const Interruption interruption;
+    EXPECT_EQ(failure_of([&] { work->wait(kLong); }), "interrupted");
+    EXPECT_EQ(failure_of([&] { work->wait(::kNoTimeout); }), "interrupted");
+  }
+  gate.open();
+  EXPECT_TRUE(work->wait(kLong));
+}
+
+TEST(WorkQueue, ASynchronousOperationThatIsInterruptedIsNotRun) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto pending = enqueue(queue, std::ref(gate));
+  gate.await_entry();
+  bool ran = false;
+  {
+    const Interruption interruption;
+    EXPECT_EQ(failure_of([&] { queue.run(kLong, [&] { ran = true; }); }),
+              "interrupted");
+  }
+  gate.open();
+  pending->wait(kLong);
+  // The queue goes on without it.
+  int after = 0;
+  queue.run(kLong, [&] { after = 1; });
+  EXPECT_EQ(after, 1);
+  EXPECT_FALSE(ran);
 }
 
 TEST(WorkQueue, TheCompletedWorkHasEndedWell) {
