@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -21,6 +22,13 @@ void open_standard_streams() {
   for (int fd = 0; fd < 3; ++fd) {
     if (fcntl(fd, F_GETFD) == -1) open("/dev/null", O_RDWR);
   }
+}
+
+// Returns the folder in which this program lies in bin.
+std::filesystem::path installation() {
+  return std::filesystem::read_symlink("/proc/self/exe")
+      .parent_path()
+      .parent_path();
 }
 
 // Returns the exit code of a command, which has failed if its output is not
@@ -43,6 +51,12 @@ int main(int argc, char** argv) {
   app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION,
                        "Print the version and exit");
   app.get_help_ptr()->description("Print this help and exit");
+  app.add_flag_callback(
+         "--cmake-prefix",
+         [] { throw CLI::CallForVersion(installation().string(), 0); },
+         "Print the folder for CMAKE_PREFIX_PATH, with which find_package() of "
+         "CMake finds this Lockstep, and exit")
+      ->configurable(false);
   app.require_subcommand(1);
   int exit_code = 0;
   lockstep::internal::add_run_command(app, exit_code);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "lockstep/base/interruption.h"
 #include "lockstep/comm/last_words.h"
 #include "lockstep/worker/standby_place.h"
 
@@ -44,7 +45,8 @@ decltype(auto) WatchedStore::asked(Call&& call) {
   } catch (const c10::DistError& error) {
     std::string words;
     if (!poll_store(Deadline::after(kStoreHostGone), [&] {
-          return !(words = words_of(life_signs_->gone())).empty();
+          return life_signs_ &&
+                 !(words = words_of(life_signs_->gone())).empty();
         })) {
       words = error.what_without_backtrace();
     }
@@ -53,7 +55,9 @@ decltype(auto) WatchedStore::asked(Call&& call) {
 }
 
 void WatchedStore::require_all_alive() {
-  throw_for(life_signs_->gone_for_good(ranks_));
+  std::vector<LifeSigns::Gone> gone;
+  if (life_signs_) gone = life_signs_->gone_for_good(ranks_);
+  throw_for(gone);
 }
 
 void WatchedStore::throw_for(const std::vector<LifeSigns::Gone>& gone) {
@@ -77,7 +81,10 @@ void WatchedStore::look() {
     if (now - looked_ < kBetweenLooks) return;
     looked_ = now;
   }
-  throw_for(life_signs_->gone(ranks_));
+  check_interruption();
+  std::vector<LifeSigns::Gone> gone;
+  if (life_signs_) gone = life_signs_->gone(ranks_);
+  throw_for(gone);
 }
 
 bool WatchedStore::check(const std::vector<std::string>& keys) {

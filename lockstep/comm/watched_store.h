@@ -45,7 +45,8 @@ class StoreRefusal : public c10::DistStoreError {
 // Threads: any, as for the store inside.
 class WatchedStore final : public c10d::Store {
  public:
-  // `ranks` are the group's ranks in the default group.
+  // `ranks` are the group's ranks in the default group. Without `life_signs`
+  // (null) a rank is told only of those that gave up.
   WatchedStore(c10::intrusive_ptr<c10d::Store> store,
                std::shared_ptr<LifeSigns> life_signs, std::vector<int> ranks);
 

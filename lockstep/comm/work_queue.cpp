@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/interruption.h"
 #include "lockstep/base/no_destructor.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
@@ -149,13 +150,15 @@ class WorkQueue::State {
       reason = self->closed_;
       if (self->watcher_) self->watcher_->queued();
       if (!reason) {
-        self->start_thread(self);
+        if (self->threads_.empty()) self->add_thread(self);
         self->line_.push_back({.caller = nullptr,
                                .item = Item{.work = work,
                                             .operation = std::move(operation),
                                             .thread_state = {},
                                             .call = copied_call()}});
         if (self->claim_or_announce()) self->grant_next();
+        // A callback may wait for the future of what it starts.
+        if (self->is_own_thread() && self->idle_ == 0) self->add_thread(self);
       }
     }
     if (reason) work->end(reason);
@@ -178,7 +181,7 @@ class WorkQueue::State {
         unbegun.push_front({.caller = nullptr, .item = std::move(granted_)});
         granted_.reset();
       }
-      thread_wakes_.notify_one();  // it may be in run_pending_until()
+      thread_wakes_.notify_all();  // one may be in run_pending_until()
     }
     if (tell) tell();
     // End all waits first, because a callback may wait for another work.
@@ -190,13 +193,13 @@ class WorkQueue::State {
     }
   }
 
-  // In a callback of a future, on the queue's thread: runs what is pending,
-  // which only this thread can, until `work` has ended or the deadline is over.
-  // Returns at once on other threads, and if the queue is closed.
+  // In a callback of a future, on a thread of the queue: runs what is pending,
+  // which maybe only this thread can, until `work` has ended or the deadline is
+  // over. Returns at once on other threads, and if the queue is closed.
   void run_pending_until(QueuedWork& work,
                          const std::optional<Deadline>& deadline) {
+    if (!is_own_thread()) return;
     std::unique_lock lock(mutex_);
-    if (thread_.get_id() != std::this_thread::get_id()) return;
     while (!work.isCompleted() && !closed_) {
       if (granted_) {
         execute_granted(lock);
@@ -213,17 +216,23 @@ class WorkQueue::State {
   void finish() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    if (!thread_.joinable()) return;
-    if (thread_.get_id() == std::this_thread::get_id()) {
+    if (is_own_thread()) {
       while (granted_) execute_granted(lock);
-      // This thread cannot join itself: it leaves its loop after this, and
-      // keeps this state alive until then.
-      thread_.detach();
-      return;
     }
-    thread_wakes_.notify_one();
+    thread_wakes_.notify_all();
+    auto threads = std::move(threads_);
+    threads_.clear();
     lock.unlock();
-    thread_.join();
+    for (auto& thread : threads) {
+      if (is_own_thread()) {
+        // A thread cannot join itself, and another one may be in a callback
+        // that waits for this one. Each leaves its loop after this, and keeps
+        // this state alive until then.
+        thread.detach();
+      } else {
+        thread.join();
+      }
+    }
   }
 
  private:
@@ -272,10 +281,10 @@ class WorkQueue::State {
     line_.pop_front();
     if (next.caller) {
       next.caller->granted = true;
-      next.caller->wake->notify_one();
+      next.caller->wake->notify_all();
     } else {
       granted_ = std::move(next.item);
-      thread_wakes_.notify_one();
+      thread_wakes_.notify_all();
     }
   }
 
@@ -283,8 +292,8 @@ class WorkQueue::State {
     const auto deadline = Deadline::after(timeout);
     std::unique_lock lock(mutex_);
     if (!closed_ && claim_or_announce()) return;
-    // In a callback of a future: pending operations can run only here.
-    const bool on_thread = thread_.get_id() == std::this_thread::get_id();
+    // In a callback of a future: pending operations can maybe run only here.
+    const bool on_thread = is_own_thread();
     const WaitScope scope(on_thread ? nullptr : watcher_.get());
     std::condition_variable own;
     Caller caller{.wake = on_thread ? &thread_wakes_ : &own, .granted = false};
@@ -294,20 +303,42 @@ class WorkQueue::State {
       if (on_thread && granted_) {
         execute_granted(lock);
       } else if (deadline.expired()) {
-        std::erase_if(line_,
-                      [&](const Place& p) { return p.caller == &caller; });
+        leave_line(caller);
         throw_timeout(deadline, "the wait for earlier operations");
       } else {
-        caller.wake->wait_for(lock, bounded_timeout(deadline.remaining()));
+        caller.wake->wait_for(lock, std::min(milliseconds(kInterruptionSliceMs),
+                                             deadline.remaining()));
+        lock.unlock();
+        std::exception_ptr interruption;
+        try {
+          check_interruption();
+        } catch (...) {
+          interruption = std::current_exception();
+        }
+        lock.lock();
+        if (interruption) {
+          if (caller.granted) {
+            grant_next();
+          } else {
+            leave_line(caller);
+          }
+          std::rethrow_exception(interruption);
+        }
       }
     }
   }
 
-  void start_thread(const std::shared_ptr<State>& self) {
-    if (thread_.joinable()) return;
-    thread_ = std::thread([self] {
+  void leave_line(const Caller& caller) {
+    std::erase_if(line_, [&](const Place& p) { return p.caller == &caller; });
+  }
+
+  bool is_own_thread() const { return queue_of_this_thread == this; }
+
+  void add_thread(const std::shared_ptr<State>& self) {
+    threads_.emplace_back([self] {
       ::pthread_setname_np(::pthread_self(),
                            self->thread_name_.substr(0, 15).c_str());
+      queue_of_this_thread = self.get();
       self->loop();
     });
   }
@@ -315,8 +346,10 @@ class WorkQueue::State {
   void loop() {
     std::unique_lock lock(mutex_);
     while (true) {
+      ++idle_;
       thread_wakes_.wait(
           lock, [this] { return granted_ || (stopping_ && line_.empty()); });
+      --idle_;
       if (!granted_) return;
       execute_granted(lock);
     }
@@ -347,6 +380,8 @@ class WorkQueue::State {
     item->work->end(failure);
     item.reset();
     lock.lock();
+    // Another thread may be in run_pending_until() for this work.
+    if (threads_.size() > 1) thread_wakes_.notify_all();
   }
 
   const std::string thread_name_;
@@ -358,8 +393,16 @@ class WorkQueue::State {
   std::optional<Item> granted_;  // has the turn; the thread runs it
   std::exception_ptr closed_;
   bool stopping_ = false;
-  std::thread thread_;
+  // The first runs the operations. More come if callbacks start operations: one
+  // that waits for the future of such an operation does not tell the queue.
+  std::vector<std::thread> threads_;
+  int idle_ = 0;  // how many of them wait for an operation
+
+  static thread_local const State* queue_of_this_thread;
 };
+
+thread_local const WorkQueue::State* WorkQueue::State::queue_of_this_thread =
+    nullptr;
 
 WorkQueue::QueuedWork::QueuedWork(int rank, c10d::OpType type,
                                   milliseconds timeout,
@@ -388,10 +431,13 @@ bool WorkQueue::QueuedWork::wait(milliseconds timeout) {
   const WaitScope scope(ended() || (deadline && 10 * timeout < 9 * timeout_)
                             ? nullptr
                             : watcher_.get());
-  if (!deadline) {
-    cv_.wait(lock, ended);
-  } else if (!cv_.wait_for(lock, deadline->remaining(), ended)) {
-    throw_timeout(*deadline, "the wait");
+  const milliseconds slice(kInterruptionSliceMs);
+  while (!cv_.wait_for(
+      lock, deadline ? std::min(slice, deadline->remaining()) : slice, ended)) {
+    if (deadline && deadline->expired()) throw_timeout(*deadline, "the wait");
+    lock.unlock();
+    check_interruption();
+    lock.lock();
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;

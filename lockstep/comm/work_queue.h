@@ -35,10 +35,12 @@ class WorkQueueWatcher {
 // Threads: any may call, but the order in which threads issue is the order of
 // the group's operations, and must be the same on all ranks. An operation may
 // close() its queue, but not run() another in it; a callback of a work's future
-// may do both. Such a callback runs on the queue's thread: if it waits for a
-// work, wait() itself runs the operations that are pending before. It must not
-// wait for the future of a work that has not ended, because nothing would run
-// that operation then.
+// may do both. Such a callback runs on a thread of the queue: if it waits for a
+// work, wait() itself runs the operations that are pending before. If it starts
+// an operation, the queue gets another thread, so that it can wait for the
+// future of that operation, too. It must not wait for the future of an
+// operation that was started before and has not ended, because nothing would
+// run that operation then.
 class WorkQueue {
  public:
   // `thread_name`: at most 15 characters, as the system shows it.

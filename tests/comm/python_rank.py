@@ -1,6 +1,6 @@
 """A rank in Python, among ranks in C++ (python_rank_test.cpp).
 
-Usage: python_rank.py collectives|groups
+Usage: python_rank.py collectives|groups BACKEND
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are the environment's. Does the
 same as the C++ ranks, operation by operation, and fails on a wrong result.
@@ -61,7 +61,7 @@ def groups(rank, size):
     make(everyone[1:])
     make(everyone[:-1])
     expect_sum_of_ranks(
-        dist.new_group(timeout=timedelta(seconds=35), backend="cpu:gloo",
+        dist.new_group(timeout=timedelta(seconds=35), backend=sys.argv[2],
                        group_desc="a name of Python's own"), everyone)
     expect_sum_of_ranks(dist.new_subgroups(size)[0], everyone)
     if size == 4:
@@ -74,7 +74,7 @@ def groups(rank, size):
 
 
 # Uses a device map: plain "gloo" makes a group for each device type.
-dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=30))
+dist.init_process_group(sys.argv[2], timeout=timedelta(seconds=30))
 {"collectives": collectives, "groups": groups}[sys.argv[1]](
     dist.get_rank(), dist.get_world_size())
 dist.barrier()

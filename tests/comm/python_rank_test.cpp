@@ -1,5 +1,5 @@
-// Python ranks and our ranks in one Gloo group, with the same keys in the
-// store.
+// Python ranks and our ranks in one group, with the same keys in the store:
+// over Gloo, or over shared memory if Python has our backend.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -21,9 +21,17 @@ namespace {
 
 using testing::World;
 
+// The backend of both languages, and the Python that has it.
+struct Meeting {
+  const char* backend;
+  const char* python;
+};
+constexpr Meeting kGloo{"cpu:gloo", LOCKSTEP_TORCH_PYTHON};
+constexpr Meeting kOwn{"cpu:lockstep", LOCKSTEP_WHEEL_PYTHON};
+
 // Replaces this rank with a Python process in its environment, which runs
 // `part` of python_rank.py.
-void be_python(const World& world, const char* part) {
+void be_python(const World& world, const char* part, const Meeting& meeting) {
   // `timeout` ends the process even if this rank is killed.
   testing::ProgramSetup setup{
       .environment = {"TMPDIR=" + world.folder.string()}};
@@ -33,16 +41,16 @@ void be_python(const World& world, const char* part) {
     setup.environment.push_back(std::string(name) + "=" + std::getenv(name));
   }
   testing::RunningProgram python(
-      {"/usr/bin/timeout", "--kill-after=5", "45", LOCKSTEP_TORCH_PYTHON,
-       LOCKSTEP_SOURCE_DIR "/tests/comm/python_rank.py", part},
+      {"/usr/bin/timeout", "--kill-after=5", "45", meeting.python,
+       LOCKSTEP_SOURCE_DIR "/tests/comm/python_rank.py", part, meeting.backend},
       setup);
   auto result = python.finish(std::chrono::seconds(52));
   EXPECT_EQ(result.exit_code, 0) << testing::words_of_peer(result);
 }
 
-void be_ours(const World& world) {
+void be_ours(const World& world, const char* backend) {
   auto group =
-      init_process_group("cpu:gloo", {.timeout = std::chrono::seconds(40)});
+      init_process_group(backend, {.timeout = std::chrono::seconds(40)});
   int rank = world.rank;
   int size = world.size;
 
@@ -81,9 +89,9 @@ void expect_sum_of_ranks(const ProcessGroupPtr& group, std::vector<int> ranks) {
 }
 
 // Makes the same groups as groups() in python_rank.py, in the same order.
-void be_ours_in_groups(const World& world) {
+void be_ours_in_groups(const World& world, const char* backend) {
   auto group =
-      init_process_group("cpu:gloo", {.timeout = std::chrono::seconds(40)});
+      init_process_group(backend, {.timeout = std::chrono::seconds(40)});
   const int size = world.size;
   std::vector<int> everyone(size);
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -97,9 +105,9 @@ void be_ours_in_groups(const World& world) {
   make({everyone.begin() + 1, everyone.end()});
   make({everyone.begin(), everyone.end() - 1});
   // This group has another device map and another timeout.
-  expect_sum_of_ranks(new_group({}, {.timeout = std::chrono::seconds(35),
-                                     .backend = "cpu:gloo"}),
-                      everyone);
+  expect_sum_of_ranks(
+      new_group({}, {.timeout = std::chrono::seconds(35), .backend = backend}),
+      everyone);
   expect_sum_of_ranks(new_subgroups(size), everyone);
   if (size == 4) {
     expect_sum_of_ranks(new_subgroups(2), world.rank < 2
@@ -115,14 +123,16 @@ void be_ours_in_groups(const World& world) {
 
 // Ranks in `python_ranks` are Python's, all others are ours.
 void stand_together(const World& world, const std::vector<int>& python_ranks,
-                    const char* part, void (*ours)(const World&)) {
-  if (!std::filesystem::exists(LOCKSTEP_TORCH_PYTHON)) {
-    GTEST_SKIP() << "no Python at " << LOCKSTEP_TORCH_PYTHON;
+                    const char* part,
+                    void (*ours)(const World&, const char* backend),
+                    const Meeting& meeting = kGloo) {
+  if (!std::filesystem::exists(meeting.python)) {
+    GTEST_SKIP() << "no Python at " << meeting.python;
   }
   if (std::ranges::count(python_ranks, world.rank)) {
-    be_python(world, part);
+    be_python(world, part, meeting);
   } else {
-    ours(world);
+    ours(world, meeting.backend);
   }
 }
 
@@ -145,6 +155,18 @@ WORLD_TEST(PythonRank, IsFirstInNewGroupsOfOurs, 2, 3) {
 // Each pair of new_subgroups() holds one rank of each language.
 WORLD_TEST(PythonRank, StandsBesideOursInEveryNewGroup, 4) {
   stand_together(world, {0, 2}, "groups", be_ours_in_groups);
+}
+
+WORLD_TEST(PythonRank, SharesMemoryWithOursAsTheLastRank, 2, 3) {
+  stand_together(world, {world.size - 1}, "collectives", be_ours, kOwn);
+}
+
+WORLD_TEST(PythonRank, SharesMemoryWithOursAsTheFirstRank, 2, 3) {
+  stand_together(world, {0}, "collectives", be_ours, kOwn);
+}
+
+WORLD_TEST(PythonRank, SharesMemoryWithOursInEveryNewGroup, 4) {
+  stand_together(world, {0, 2}, "groups", be_ours_in_groups, kOwn);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "lockstep/base/interruption.h"
 #include "tests/harness/asleep.h"
 
 namespace lockstep::internal {
@@ -337,6 +338,40 @@ TEST(WorkQueue, ACallbackOfAWorkMayUseTheQueue) {
   EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
 }
 
+// A future's wait() does not tell the queue, whose only thread was in the
+// callback, so it never returned. PyTorch's PowerSGD hook waits so.
+TEST(WorkQueue, ACallbackMayWaitForTheFutureOfAnOperationThatItQueued) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto first = enqueue(queue, std::ref(gate));
+  int deepest = 0;
+  std::promise<void> done;
+  // Callbacks of operations that callbacks have queued wait, too.
+  std::function<void(int)> queue_and_wait = [&](int depth) {
+    auto next = enqueue(queue, [&deepest, depth] { deepest = depth; });
+    auto future = next->getFuture();
+    if (depth < 3) {
+      future = future->then(
+          [&, depth](c10::ivalue::Future&) {
+            queue_and_wait(depth + 1);
+            return c10::IValue(depth);
+          },
+          c10::IntType::get());
+    }
+    future->wait();
+  };
+  first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    queue_and_wait(1);
+    done.set_value();
+  });
+  gate.open();
+  ASSERT_EQ(done.get_future().wait_for(kLong), std::future_status::ready);
+  EXPECT_EQ(deepest, 3);
+  // A synchronous operation stands in the same line.
+  queue.run(kLong, [&] { deepest = 0; });
+  EXPECT_EQ(deepest, 0);
+}
+
 // The callback blocked the only thread that could run the operation.
 TEST(WorkQueue, ACallbackMayWaitForAnOperationThatItQueued) {
   WorkQueue queue("queue");
@@ -397,6 +432,57 @@ TEST(WorkQueue, CloseMayTellOthersBeforeItEndsWhatIsPending) {
   EXPECT_THAT(order, ElementsAre(1, 2));
   gate.open();
   EXPECT_TRUE(running->wait(kLong));
+}
+
+// Ends the waits of the thread that made it while it lives.
+class Interruption {
+ public:
+  Interruption() {
+    interrupted = std::this_thread::get_id();
+    set_interruption_check([] {
+      if (std::this_thread::get_id() == interrupted) {
+        throw std::runtime_error("interrupted");
+      }
+    });
+  }
+  ~Interruption() { set_interruption_check(nullptr); }
+
+ private:
+  static std::thread::id interrupted;
+};
+std::thread::id Interruption::interrupted;
+
+TEST(WorkQueue, AWaitCanBeInterruptedAndRepeated) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto work = enqueue(queue, std::ref(gate));
+  {
+    const Interruption interruption;
+    EXPECT_EQ(failure_of([&] { work->wait(kLong); }), "interrupted");
+    EXPECT_EQ(failure_of([&] { work->wait(::kNoTimeout); }), "interrupted");
+  }
+  gate.open();
+  EXPECT_TRUE(work->wait(kLong));
+}
+
+TEST(WorkQueue, ASynchronousOperationThatIsInterruptedIsNotRun) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto pending = enqueue(queue, std::ref(gate));
+  gate.await_entry();
+  bool ran = false;
+  {
+    const Interruption interruption;
+    EXPECT_EQ(failure_of([&] { queue.run(kLong, [&] { ran = true; }); }),
+              "interrupted");
+  }
+  gate.open();
+  pending->wait(kLong);
+  // The queue goes on without it.
+  int after = 0;
+  queue.run(kLong, [&] { after = 1; });
+  EXPECT_EQ(after, 1);
+  EXPECT_FALSE(ran);
 }
 
 TEST(WorkQueue, TheCompletedWorkHasEndedWell) {

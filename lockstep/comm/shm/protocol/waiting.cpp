@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "lockstep/base/futex.h"
+#include "lockstep/base/interruption.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 #include "lockstep/comm/shm/protocol/standstill.h"
@@ -142,6 +143,7 @@ Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,
   auto& own = segment_.state(rank_);
   while (true) {
     look();
+    check_interruption();
     if (auto* call = BlockedCall::of_this_thread()) call->look();
     if (ready(std::memory_order_acquire)) return Outcome::ready;
     if (deadline.expired()) return Outcome::timed_out;
