@@ -6,10 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/Device.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include "lockstep/comm/accelerator.h"
+#include "lockstep/comm/init.h"
 #include "lockstep/comm/register_backend.h"
 
 namespace lockstep::internal {
@@ -86,6 +89,38 @@ c10::DeviceType device_type(const std::string& name,
   }
 }
 
+// Returns the device of this rank if a backend for `type` is for one and there
+// is one for each rank; otherwise none.
+std::optional<c10::Device> device_for(c10::DeviceType type) {
+  if (type == c10::kCPU || visible_accelerator() != type ||
+      get_local_rank() >= at::accelerator::deviceCount()) {
+    return {};
+  }
+  return local_device();
+}
+
+c10::intrusive_ptr<c10d::Backend> make_users_backend(
+    const BackendCreator& creator, const BackendRequest& request) {
+  const auto device = device_for(request.device_type);
+  if (device) c10::impl::VirtualGuardImpl(device->type()).setDevice(*device);
+  auto backend =
+      creator({.store = request.store,
+               .group_rank = request.rank,
+               .group_size = request.size,
+               .timeout = request.timeout,
+               .group_id = request.group_name,
+               .global_ranks_in_group = {request.global_ranks.begin(),
+                                         request.global_ranks.end()}});
+  if (!backend) {
+    throw std::invalid_argument(
+        "the backend's creator returned null; see register_backend()");
+  }
+  if (device && !backend->getBoundDeviceId()) {
+    backend->setBoundDeviceId(device);
+  }
+  return backend;
+}
+
 }  // namespace
 
 std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
@@ -157,18 +192,7 @@ void register_backend(const std::string& name, BackendCreator creator,
                      .devices = std::move(devices),
                      .create = [creator = std::move(creator)](
                                    const internal::BackendRequest& request) {
-                       auto made = creator({.store = request.store,
-                                            .group_rank = request.rank,
-                                            .group_size = request.size,
-                                            .timeout = request.timeout,
-                                            .group_id = request.group_name,
-                                            .global_ranks_in_group = {
-                                                request.global_ranks.begin(),
-                                                request.global_ranks.end()}});
-                       if (made) return made;
-                       throw std::invalid_argument(
-                           "the backend's creator returned null; see "
-                           "register_backend()");
+                       return internal::make_users_backend(creator, request);
                      }});
 }
 

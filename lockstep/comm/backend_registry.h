@@ -39,6 +39,7 @@ struct BackendRequest {
   std::chrono::milliseconds timeout;
   std::string group_name;
   std::vector<int> global_ranks;
+  c10::DeviceType device_type = c10::kCPU;  // of the tensors
 
   // The ranks of the group, as they meet in `store`.
   StoreMembers members() const {

@@ -33,6 +33,10 @@ class BackendTraits {
   // rank calls abort().
   virtual bool failure_needs_abort() const { return false; }
 
+  // Whether shutdown() must be called before the destructor, as Python's
+  // destroy_process_group() does.
+  virtual bool needs_shutdown() const { return true; }
+
   // Blocks until the peers have connected to this rank as it has to them. A
   // backend in which a rank may be ready before its peers are overrides this:
   // if it ended at once, a peer that still connects would take that for a

@@ -99,7 +99,16 @@ void GroupInside::close() {
   if (is_foreign()) return;
   leave();
   // A backend that was aborted may wait for its peers for ever.
-  if (!aborted_) backends_.clear();
+  if (aborted_) return;
+  for (const auto& [type, backend] : backends_) {
+    if (!traits_of(*backend).needs_shutdown()) continue;
+    try {
+      backend->shutdown();
+    } catch (const std::exception&) {
+      // Operations of it have failed, and their works threw that.
+    }
+  }
+  backends_.clear();
 }
 
 void GroupInside::keep_cause(const std::string& cause) {

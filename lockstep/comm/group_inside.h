@@ -98,8 +98,8 @@ class GroupInside final : public ProcessGroup {
   // over. Returns at once if a peer is gone, or the group was aborted.
   void await_peers(const Deadline& deadline) const;
 
-  // Calls leave() and then releases the backends, unless they were aborted;
-  // blocks as their destructors do.
+  // Calls leave() and then shuts down and releases the backends, unless they
+  // were aborted; blocks as their shutdown() and destructors do.
   void close();
 
  private:

@@ -97,7 +97,8 @@ internal::GroupInside::Backends make_backends(
         .size = static_cast<int>(group.global_ranks.size()),
         .timeout = group.timeout,
         .group_name = group.number,
-        .global_ranks = group.global_ranks};
+        .global_ranks = group.global_ranks,
+        .device_type = type};
     try {
       store->require_all_alive();
       backends.emplace(type, entry->create(request));

@@ -31,6 +31,13 @@ using BackendCreator = std::function<c10::intrusive_ptr<c10d::Backend>(
 // blocks until the ranks are connected. An exception of it is the exception of
 // init_process_group() or new_group().
 //
+// For an accelerator of which the host has a device for each rank, `creator` is
+// called with local_device() as the current device, and the group is bound to
+// it unless `creator` has bound the backend: numbers of Lockstep's own are
+// exchanged there if the group has no backend for the CPU. When the group ends
+// and was not aborted, shutdown() of the backend is called before its
+// destructor, as Python's destroy_process_group() does.
+//
 // Call it before the first group is made, from one thread. Throws
 // std::invalid_argument if the name is taken, is empty or has a ':' or ',', if
 // `devices` is empty, or if `creator` is null.

@@ -38,8 +38,8 @@ std::deque<BackendEntry>& registered_backends() {
        .missing = mpi::missing,
        .world = mpi::world},
       {.name = "fake",
-       .default_devices = {c10::kCPU, c10::kCUDA},
-       .devices = {c10::kCPU, c10::kCUDA},
+       .default_devices = {c10::kCPU, c10::kCUDA, c10::kHPU, c10::kXPU},
+       .devices = {c10::kCPU, c10::kCUDA, c10::kHPU, c10::kXPU},
        .create = fake::create,
        .imagines_peers = true},
   };

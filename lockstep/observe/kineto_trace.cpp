@@ -30,6 +30,9 @@ using torch::profiler::impl::ProfilerState;
 std::set<ActivityType> activities() {
   std::set<ActivityType> all{ActivityType::CPU};
   if (at::hasCUDA()) all.insert(ActivityType::CUDA);
+  if (at::hasXPU()) all.insert(ActivityType::XPU);
+  if (at::hasHPU()) all.insert(ActivityType::HPU);
+  if (at::hasMTIA()) all.insert(ActivityType::MTIA);
   return all;
 }
 

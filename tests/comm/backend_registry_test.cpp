@@ -102,6 +102,7 @@ TEST(DeviceTypes, AreThoseOfLibTorch) {
               ThrowsMessage<std::invalid_argument>(
                   AllOf(HasSubstr("unknown device type \"gpu\""),
                         HasSubstr("such as xpu"), Not(HasSubstr("\n")))));
+  EXPECT_EQ(names("cpu:gloo,xpu:fake"), "cpu:gloo xpu:fake ");
   EXPECT_THAT([] { resolve_backends("xpu:gloo"); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("does not serve device type xpu")));

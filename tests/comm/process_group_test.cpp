@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/backend_registry.h"
@@ -270,6 +271,37 @@ WORLD_TEST(RegisterBackend, MakesTheBackendOfEveryGroupThatNamesIt, 1, 2) {
   auto own = new_group({world.rank}, {.backend = "cpu:" + name});
   EXPECT_EQ(groups.size(), 2U);
   EXPECT_EQ(groups.back(), std::vector<int64_t>{world.rank});
+}
+
+// Backends of c10d abort what is pending in their destructors, unless
+// shutdown() was called.
+WORLD_TEST(RegisterBackend, IsShutDownBeforeItIsDestroyedUnlessAborted, 1) {
+  static std::string calls;
+  struct Told final : c10d::Backend {
+    Told() : Backend(0, 1) {}
+    Told(const Told&) = delete;
+    Told& operator=(const Told&) = delete;
+    ~Told() override { calls += "destroyed "; }
+    const std::string getBackendName() const override { return "told"; }
+    void shutdown() override { calls += "shutdown "; }
+    void abort() override { calls += "abort "; }
+  };
+  register_backend("told",
+                   [](const c10d::DistributedBackendOptions&) {
+                     return c10::make_intrusive<Told>();
+                   },
+                   {at::kCPU});
+  {
+    const auto group = init_process_group("told");
+    destroy_process_group(new_group({0}));
+    EXPECT_EQ(std::exchange(calls, ""), "shutdown destroyed ");
+  }
+  EXPECT_EQ(std::exchange(calls, ""), "shutdown destroyed ");
+  {
+    const auto group = init_process_group("told");
+    default_group()->abort();
+  }
+  EXPECT_EQ(calls.find("shutdown"), std::string::npos) << calls;
 }
 
 }  // namespace

@@ -33,6 +33,8 @@ namespace {
 using testing::append_state;
 using testing::bound_of_sums;
 using testing::expect_as_on_cpu;
+using testing::kDeviceBackend;
+using testing::kDeviceType;
 using testing::World;
 using torch::Tensor;
 using torch::nn::Linear;
@@ -232,9 +234,9 @@ WORLD_TEST(TrainingOnDevices, MetricsAreThoseOfTheCpu, 2, 3) {
 // Threads other than the main one have device 0 as their current device, so
 // that collectives of the library's own numbers were refused on other ranks.
 WORLD_TEST(TrainingOnDevices, AnyThreadUsesTheDeviceOfTheRank, 2, 3) {
-  const auto group = init_process_group("nccl");
-  EXPECT_EQ(local_device(), torch::Device(torch::kCUDA, world.rank));
-  EXPECT_EQ(torch::empty({1}, torch::kCUDA).device(), local_device());
+  const auto group = init_process_group(kDeviceBackend);
+  EXPECT_EQ(local_device(), torch::Device(kDeviceType, world.rank));
+  EXPECT_EQ(torch::empty({1}, kDeviceType).device(), local_device());
   std::vector<Object> all;
   std::thread([&] { all = all_gather_object(Object(world.rank)); }).join();
   ASSERT_EQ(all.size(), world.size);

@@ -109,7 +109,7 @@ WORLD_TEST(SimgpuCheckpointing, RecomputesUnitsOfFullyShard, 2, 3) {
       [&](const at::Device& device) {
         torch::manual_seed(4);
         FullyShard<CheckpointedNet> model(
-            [&] { return CheckpointedNet(device, device.is_cuda()); });
+            [&] { return CheckpointedNet(device, !device.is_cpu()); });
         torch::optim::SGD optimizer(model->parameters(), 0.1);
         torch::manual_seed(static_cast<uint64_t>(70 + world.rank));
         for (int step = 0; step < 3; ++step) {

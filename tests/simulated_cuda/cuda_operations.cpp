@@ -31,15 +31,13 @@
 namespace lockstep::internal::simulated_cuda {
 namespace {
 
-constexpr c10::DispatchKeySet kDeviceKey(c10::DispatchKey::CUDA);
-
 // ---- Memory ----
 
 c10::Device device_for_new(std::optional<at::Layout> layout,
                            std::optional<at::Device> device,
                            std::optional<bool> pinned) {
   TORCH_CHECK_NOT_IMPLEMENTED(layout.value_or(at::kStrided) == at::kStrided,
-                              "simulated CUDA: only dense tensors");
+                              "simulated device: only dense tensors");
   TORCH_CHECK(!pinned.value_or(false), "Only dense CPU tensors can be pinned");
   return {kDeviceType, device && device->has_index()
                            ? checked_index(device->index())
@@ -357,7 +355,7 @@ at::Tensor batch_norm_backward_elemt(
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+TORCH_LIBRARY_IMPL(aten, SIMULATED_DEVICE_TYPE, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
   library.impl("_efficientzerotensor", &efficient_zeros);
@@ -399,8 +397,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
                                           C10_AS_INTARRAYREF_SLOW(stride));
       });
   library.impl("unfold", &at::native::unfold);
-  library.impl("view_as_real", &at::native::view_as_real);
-  library.impl("view_as_complex", &at::native::view_as_complex);
 
   library.impl("copy_", &copy_);
 

@@ -24,6 +24,7 @@ namespace {
 
 using testing::append_state;
 using testing::expect_as_on_cpu;
+using testing::kDeviceBackend;
 using testing::World;
 using torch::Tensor;
 
@@ -139,15 +140,15 @@ WORLD_TEST(DdpHooksOnDevices, GiveTheNumbersOfTheCpu, 2, 3) {
 // advance() made the stream of backward wait for the first bucket's hook, so
 // that nothing was computed while gradients were on their way.
 WORLD_TEST(DdpHooksOnDevices, BackwardGoesOnWhileAHookWorks, 1) {
-  const auto group = init_process_group("nccl");
+  const auto group = init_process_group(kDeviceBackend);
   simulated_cuda::restart(0);
   const torch::Device device = local_device();
   const std::vector<NamedParameter> parameters{
       {"p", torch::zeros({3}, device)}};
   const std::vector<GradientBucket> buckets{
       make_bucket(parameters, {0}, group)};
-  const c10::impl::VirtualGuardImpl cuda(device.type());
-  const c10::Stream side = cuda.getStreamFromGlobalPool(device);
+  const c10::impl::VirtualGuardImpl accelerator(device.type());
+  const c10::Stream side = accelerator.getStreamFromGlobalPool(device);
   std::promise<void> go_on;
   const auto hook = [&](GradBucket& bucket) {
     simulated_cuda::enqueue(
@@ -161,7 +162,7 @@ WORLD_TEST(DdpHooksOnDevices, BackwardGoesOnWhileAHookWorks, 1) {
   reduction->advance();
   const Tensor more = torch::ones({3}, device) * 2;
   c10::Event computed(device.type());
-  computed.record(cuda.getStream(device));
+  computed.record(accelerator.getStream(device));
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (!computed.query() && std::chrono::steady_clock::now() < deadline) {

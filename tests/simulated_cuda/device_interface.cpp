@@ -1,6 +1,5 @@
 #include "tests/simulated_cuda/device_interface.h"
 
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
@@ -10,7 +9,6 @@
 #include <memory>
 
 #include "tests/simulated_cuda/device_memory.h"
-#include "tests/simulated_cuda/generator.h"
 #include "tests/simulated_cuda/scheduler.h"
 #include "tests/simulated_cuda/settings.h"
 #include "tests/simulated_cuda/simulated_cuda.h"
@@ -147,64 +145,11 @@ struct DeviceGuard final : c10::impl::DeviceGuardImplInterface {
 
 }  // namespace
 
-// LibTorch's registry wants a class of this name in a namespace without
-// qualification.
-struct SimulatedHooks final : at::CUDAHooksInterface {
-  explicit SimulatedHooks(at::CUDAHooksArgs /*unused*/) {}
-  void init() const override {}
-  bool hasCUDA() const override { return device_count() > 0; }
-  bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count() > 0; }
-  bool hasPrimaryContext(c10::DeviceIndex device) const override {
-    return device >= 0 && device < device_count();
-  }
-  c10::DeviceIndex deviceCount() const override { return device_count(); }
-  int getNumGPUs() const override { return device_count(); }
-  c10::DeviceIndex current_device() const override { return device_of_thread; }
-  c10::DeviceIndex getCurrentDevice() const override {
-    return device_of_thread;
-  }
-  void setCurrentDevice(c10::DeviceIndex device) const override {
-    device_of_thread = checked_index(device);
-  }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override {
-    const c10::DeviceIndex before = device_of_thread;
-    device_of_thread = checked_index(device);
-    return before;
-  }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
-    return exchangeDevice(device);
-  }
-  c10::Device getDeviceFromPtr(void* address) const override {
-    const auto device = device_of(address);
-    TORCH_CHECK(device,
-                "The specified pointer resides on host memory and is "
-                "not registered with any CUDA device.");
-    return {kDeviceType, *device};
-  }
-  bool isPinnedPtr(const void* address) const override {
-    return pinned_block_of(address) != nullptr;
-  }
-  at::Allocator* getPinnedMemoryAllocator() const override {
-    return &pinned_allocator();
-  }
-  at::Allocator* getCUDADeviceAllocator() const override {
-    return &device_allocator();
-  }
-  const at::Generator& getDefaultGenerator(
-      c10::DeviceIndex device) const override {
-    return default_generator(device < 0 ? device_of_thread
-                                        : checked_index(device));
-  }
-  at::Generator getNewGenerator(c10::DeviceIndex device) const override {
-    return new_generator(device < 0 ? device_of_thread : checked_index(device));
-  }
-  void deviceSynchronize(c10::DeviceIndex device) const override {
-    Scheduler::get().wait_for_device(checked_index(device));
-  }
-};
-
 c10::DeviceIndex current_device() { return device_of_thread; }
+
+void set_current_device(c10::DeviceIndex device) {
+  device_of_thread = checked_index(device);
+}
 
 c10::Stream stream_of(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, device), id);
@@ -252,19 +197,11 @@ void enqueue(const c10::Stream& stream, std::function<void()> task) {
 namespace {
 
 const c10::impl::DeviceGuardImplRegistrar guard_registrar(
-    c10::DeviceType::CUDA, new lockstep::internal::simulated_cuda::DeviceGuard);
+    lockstep::internal::simulated_cuda::kDeviceType,
+    new lockstep::internal::simulated_cuda::DeviceGuard);
 
-const c10::AllocatorRegisterer<c10::DeviceType::CUDA> allocator_registrar(
-    &lockstep::internal::simulated_cuda::device_allocator());
-
-}  // namespace
-
-namespace at {
-namespace {
-
-// LibTorch looks the hooks up by this name.
-using CUDAHooks = lockstep::internal::simulated_cuda::SimulatedHooks;
-REGISTER_CUDA_HOOKS(CUDAHooks)
+const c10::AllocatorRegisterer<lockstep::internal::simulated_cuda::kDeviceType>
+    allocator_registrar(
+        &lockstep::internal::simulated_cuda::device_allocator());
 
 }  // namespace
-}  // namespace at

@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -34,7 +35,7 @@ std::byte* map_addresses(int protection) {
   void* const range = mmap(nullptr, kAddresses, protection,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(range != MAP_FAILED,
-              "simulated CUDA: mmap: ", std::strerror(errno));
+              "simulated device: mmap: ", std::strerror(errno));
   return static_cast<std::byte*>(range);
 }
 
@@ -97,6 +98,8 @@ Arena* arena_of(const void* address) {
 }
 
 struct sigaction previous_action;
+const std::string type_name =
+    c10::DeviceTypeName(kDeviceType, /*lower_case=*/true);
 
 // Says what happened, and leaves the rest to the previous action, as the access
 // is repeated after this.
@@ -105,8 +108,8 @@ void report_segmentation_fault(int signal, siginfo_t* info, void* /*context*/) {
     std::array<char, 120> text;
     const int length = std::snprintf(
         text.data(), text.size(),
-        "simulated CUDA: the host read or wrote memory of cuda:%d at %p\n",
-        int{*device}, info->si_addr);
+        "simulated device: the host read or wrote memory of %s:%d at %p\n",
+        type_name.c_str(), int{*device}, info->si_addr);
     [[maybe_unused]] const auto written =
         write(STDERR_FILENO, text.data(), static_cast<size_t>(length));
   }
@@ -124,14 +127,14 @@ Arena& arena_of(c10::DeviceIndex device) {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     return sigaction(SIGSEGV, &action, &previous_action) == 0;
   }();
-  TORCH_CHECK(reports, "simulated CUDA: sigaction failed");
+  TORCH_CHECK(reports, "simulated device: sigaction failed");
   if (!arena.load()) arena.store(new Arena(device), std::memory_order_release);
   return *arena.load();
 }
 
 Arena& arena_with(const void* address) {
   Arena* const arena = arena_of(address);
-  TORCH_CHECK(arena, "simulated CUDA: ", address,
+  TORCH_CHECK(arena, "simulated device: ", address,
               " is not an address of a device");
   return *arena;
 }
@@ -165,8 +168,8 @@ Block Arena::block_for(size_t size, c10::StreamId stream) {
   release_awaited();
   if (auto block = take(free_[stream], size)) return *block;
   if (auto block = take(unused_, size)) return *block;
-  TORCH_CHECK_WITH(OutOfMemoryError, size <= kAddresses - used_,
-                   "CUDA out of memory: simulated device ", int{device_},
+  TORCH_CHECK_WITH(OutOfMemoryError, size <= kAddresses - used_, kDeviceType,
+                   " out of memory: simulated device ", int{device_},
                    " has no range of ", size, " bytes left");
   std::byte* const address = addresses_ + used_;
   used_ += size;
@@ -199,7 +202,7 @@ void Arena::free(std::byte* address) {
   const std::lock_guard lock(mutex_);
   const auto found = live_.find(address);
   if (found == live_.end()) {
-    std::fprintf(stderr, "simulated CUDA: %p was freed twice\n",
+    std::fprintf(stderr, "simulated device: %p was freed twice\n",
                  static_cast<void*>(address));
     std::abort();
   }
@@ -302,7 +305,7 @@ class PinnedAllocator final : public c10::Allocator {
     void* const memory = std::aligned_alloc(
         kRounding,
         (std::max(bytes, size_t{1}) + kRounding - 1) / kRounding * kRounding);
-    TORCH_CHECK(memory, "simulated CUDA: no memory for ", bytes, " bytes");
+    TORCH_CHECK(memory, "simulated device: no memory for ", bytes, " bytes");
     // So that what a copy has not written yet does not look right.
     std::memset(memory, kNotNumber, bytes);
     const std::lock_guard lock(mutex_);

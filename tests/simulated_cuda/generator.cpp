@@ -16,8 +16,7 @@ namespace {
 class DeviceGenerator final : public c10::GeneratorImpl {
  public:
   explicit DeviceGenerator(c10::DeviceIndex device)
-      : GeneratorImpl({kDeviceType, device},
-                      c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+      : GeneratorImpl({kDeviceType, device}, kDeviceKey) {}
 
   void set_current_seed(uint64_t seed) override {
     state_ = {.seed = seed, .offset = 0};
@@ -75,8 +74,8 @@ at::Generator new_generator(c10::DeviceIndex device) {
 }
 
 at::Generator generator_for_operation(const at::Generator& generator) {
-  TORCH_CHECK(generator.device().type() == kDeviceType,
-              "Expected a 'cuda' device type for generator but found '",
+  TORCH_CHECK(generator.device().type() == kDeviceType, "Expected a '",
+              kDeviceType, "' device type for generator but found '",
               generator.device().type(), "'");
   at::Generator from = generator;
   const std::lock_guard lock(from.mutex());

@@ -22,6 +22,7 @@ namespace lockstep::internal {
 namespace {
 
 using testing::append_state;
+using testing::kDeviceType;
 using torch::Tensor;
 using torch::nn::Sequential;
 
@@ -43,10 +44,10 @@ std::vector<Tensor> train(const std::vector<torch::Device>& devices,
     std::optional<c10::MultiStreamGuard> guard;
     std::vector<c10::Stream> before, side;
     if (on_side_streams) {
-      const c10::impl::VirtualGuardImpl cuda(first.type());
+      const c10::impl::VirtualGuardImpl accelerator(first.type());
       for (const torch::Device& device : devices) {
-        before.push_back(cuda.getStream(device));
-        side.push_back(cuda.getStreamFromGlobalPool(device));
+        before.push_back(accelerator.getStream(device));
+        side.push_back(accelerator.getStreamFromGlobalPool(device));
         await_stream(side.back(), before.back());
       }
       guard.emplace(side);
@@ -75,7 +76,7 @@ TEST(DataParallelOnDevices, TrainsOverFourDevicesAsOverFourReplicas) {
       train(std::vector(4, torch::Device(torch::kCPU)), false);
   std::vector<torch::Device> devices;
   for (const c10::DeviceIndex index : {1, 0, 3, 2}) {
-    devices.emplace_back(torch::kCUDA, index);
+    devices.emplace_back(kDeviceType, index);
   }
   for (uint64_t seed = 0; seed <= 6; ++seed) {
     for (const bool on_side_streams : {false, true}) {
@@ -98,7 +99,7 @@ TEST(DataLoaderOnDevices, BatchesCopiedAheadAreWhole) {
   const Tensor rows = torch::arange(samples).view({samples, 1});
   TensorDataset dataset(rows.expand({samples, size}).contiguous(), rows);
   SequentialSampler sampler(samples);
-  const torch::Device device("cuda:1");
+  const torch::Device device(kDeviceType, 1);
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     for (const int64_t workers : {0, 2}) {
       for (const bool pin : {false, true}) {
@@ -134,11 +135,11 @@ TEST(DataLoaderOnDevices, ADeviceWithoutANumberIsTheLoops) {
   const Tensor rows = torch::arange(12).view({12, 1});
   TensorDataset dataset(rows, rows);
   SequentialSampler sampler(12);
-  const c10::DeviceGuard guard(torch::Device("cuda:2"));
+  const c10::DeviceGuard guard(torch::Device(kDeviceType, 2));
   DataLoader loader(dataset, sampler,
-                    {.device = torch::kCUDA, .num_workers = 1});
+                    {.device = kDeviceType, .num_workers = 1});
   for (auto& batch : loader) {
-    EXPECT_EQ(batch.data.device(), torch::Device("cuda:2"));
+    EXPECT_EQ(batch.data.device(), torch::Device(kDeviceType, 2));
   }
 }
 

@@ -6,7 +6,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
@@ -116,7 +115,7 @@ Call::Call(const c10::OperatorHandle& operation, Values arguments)
   for (const c10::Argument& result : schema().returns()) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !result.alias_info() || result.alias_info()->isWrite(),
-        "simulated CUDA: the view ", schema().name(), " is missing");
+        "simulated device: the view ", schema().name(), " is missing");
   }
   find_device();
   choose_generator();
@@ -135,7 +134,7 @@ void Call::find_device() {
     for_each_tensor(arguments_[i], [&](const at::Tensor& tensor) {
       if (!is_on_device(tensor)) return;
       TORCH_CHECK(tensor.layout() == at::kStrided,
-                  "simulated CUDA: ", schema().name(),
+                  "simulated device: ", schema().name(),
                   " of a tensor that is not dense");
       if (!device) device = tensor.device();
       TORCH_CHECK(tensor.device() == *device,
@@ -177,7 +176,7 @@ void Call::choose_generator() {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       !operation_.hasTag(at::Tag::nondeterministic_seeded),
-      "simulated CUDA: ", schema().name(),
+      "simulated device: ", schema().name(),
       " has no argument for the generator");
 }
 
@@ -386,7 +385,7 @@ Values Call::enqueue() {
       for_each_tensor(made[i], [&](const at::Tensor& tensor) {
         at::Tensor& output = outputs[next++];
         TORCH_CHECK(output.sizes() == tensor.sizes(),
-                    "simulated CUDA: ", operation.schema().name(), " gave ",
+                    "simulated device: ", operation.schema().name(), " gave ",
                     tensor.sizes(), " where the call expected ",
                     output.sizes());
         output.copy_(tensor);
@@ -410,6 +409,8 @@ Values Call::enqueue() {
   return arguments_returned(std::move(results));
 }
 
+}  // namespace
+
 void run_on_cpu(const c10::OperatorHandle& operation,
                 torch::jit::Stack* stack) {
   const size_t count = operation.schema().arguments().size();
@@ -420,8 +421,6 @@ void run_on_cpu(const c10::OperatorHandle& operation,
     stack->push_back(std::move(result));
   }
 }
-
-}  // namespace
 
 IValue with_tensors(
     const IValue& value,
@@ -487,7 +486,7 @@ at::Tensor memory_of(const at::Tensor& tensor) {
   return views.of(tensor);
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, library) {
+TORCH_LIBRARY_IMPL(_, SIMULATED_DEVICE_TYPE, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 

@@ -4,7 +4,9 @@
 // a kernel runs, and the registration with LibTorch's dispatcher.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/core/Stream.h>
 
 #include <functional>
@@ -30,6 +32,10 @@ class MemoryViews {
 c10::IValue with_tensors(
     const c10::IValue& value,
     const std::function<at::Tensor(const at::Tensor&)>& replace);
+
+// Runs an operation by the kernel of the CPU, as a task of the current stream.
+// Takes the arguments from `stack` and leaves the results there.
+void run_on_cpu(const c10::OperatorHandle& operation, torch::jit::Stack* stack);
 
 // Runs `kernel`, which uses CPU tensors, as a task of `stream`.
 void enqueue_kernel(const c10::Stream& stream, std::function<void()> kernel);

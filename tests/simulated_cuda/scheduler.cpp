@@ -76,10 +76,9 @@ struct StreamQueue {
 
 Scheduler& Scheduler::get() {
   static auto* const scheduler = new Scheduler;
-  TORCH_CHECK(
-      !forked,
-      "Cannot re-initialize CUDA in forked subprocess. (The parent used "
-      "the simulated device before fork().)");
+  TORCH_CHECK(!forked, "Cannot re-initialize ", kDeviceType,
+              " in forked subprocess. (The parent used "
+              "the simulated device before fork().)");
   return *scheduler;
 }
 

@@ -48,8 +48,8 @@ c10::DeviceIndex device_count() noexcept {
 }
 
 c10::DeviceIndex checked_index(c10::DeviceIndex device) {
-  TORCH_CHECK(device >= 0 && device < device_count(),
-              "CUDA error: invalid device ordinal: cuda:", int{device},
+  TORCH_CHECK(device >= 0 && device < device_count(), kDeviceType,
+              " error: invalid device ordinal: ", int{device},
               ", and there are ", int{device_count()}, " simulated devices");
   return device;
 }

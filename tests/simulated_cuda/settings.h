@@ -1,14 +1,19 @@
 #pragma once
 
-// Settings of the simulated devices, from the environment (simulated_cuda.h).
+// Settings of the simulated devices: their type, which the build chooses, and
+// others from the environment (simulated_cuda.h).
 
 #include <c10/core/Device.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
 
 namespace lockstep::internal::simulated_cuda {
 
-constexpr c10::DeviceType kDeviceType = c10::DeviceType::CUDA;
+// SIMULATED_DEVICE_TYPE is LibTorch's name of the type, CUDA or XPU.
+constexpr c10::DeviceType kDeviceType = c10::DeviceType::SIMULATED_DEVICE_TYPE;
+constexpr c10::DispatchKeySet kDeviceKey(
+    c10::DispatchKey::SIMULATED_DEVICE_TYPE);
 constexpr int kMostDevices = 16;
 
 // The number of visible devices.

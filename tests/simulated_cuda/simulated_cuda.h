@@ -4,7 +4,9 @@
 // library (whole, see simulated_cuda in CMakeLists.txt) finds
 // torch::cuda::is_available() true although its LibTorch knows no CUDA:
 // devices, streams, events, a caching allocator, pinned memory and generators
-// are here, and every operation runs LibTorch's CPU kernel.
+// are here, and every operation runs LibTorch's CPU kernel. simulated_xpu is
+// the same for XPU, LibTorch's second type of accelerator whose tensors a
+// module's to() takes in the place of those of the CPU.
 //
 // The device is as hostile as CUDA permits:
 //

@@ -137,7 +137,7 @@ WORLD_TEST(SimgpuSnapshots, GeneratorsOfGpusAreRestored, 1, 2) {
 
 WORLD_TEST(SimgpuSnapshots, OtherDevicesLoadThem, 1, 2) {
   with_delays([&](const at::Device& device) {
-    const at::Device other(at::kCUDA,
+    const at::Device other(kDeviceType,
                            static_cast<c10::DeviceIndex>(device.index() + 4));
     for (const char* name : kPaths) {
       for (const auto& [from, to] : {std::pair(device, at::Device(at::kCPU)),
@@ -209,20 +209,21 @@ WORLD_TEST(SimgpuSnapshots, TheSaverCopiesBetweenTwoSteps, 1, 2) {
 // program's own: what that still wrote overwrote what they had loaded.
 WORLD_TEST(SimgpuSnapshots, FollowAStreamOfTheProgram, 1, 2) {
   with_delays([&](const at::Device& device) {
-    const c10::impl::VirtualGuardImpl cuda(device.type());
+    const c10::impl::VirtualGuardImpl accelerator(device.type());
     for (const char* name : kPaths) {
       SCOPED_TRACE(name);
       const auto path = path_of(world, name);
       Run first(device), second(device, /*seed=*/99);
       torch::manual_seed(20);
-      cuda.synchronizeStream(cuda.getStream(device));
-      const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(device, false));
+      accelerator.synchronizeStream(accelerator.getStream(device));
+      const c10::StreamGuard guard(
+          accelerator.getStreamFromGlobalPool(device, false));
       first.steps(3);
       save_snapshot(path, first.state);
       second.step();
       ASSERT_TRUE(load_snapshot(path, second.state));
       EXPECT_EQ(second.sum(), first.sum());
-      cuda.synchronizeStream(cuda.getStream(device));
+      accelerator.synchronizeStream(accelerator.getStream(device));
     }
   });
 }
@@ -308,9 +309,10 @@ WORLD_TEST(SimgpuSnapshots, HoldAShardedOptimizer, 2, 3) {
 // As torch.save writes a state_dict of a GPU: its storages say "cuda:3".
 WORLD_TEST(SimgpuSnapshots, FilesThatNameDevicesAreRead, 1) {
   with_delays([&](const at::Device&) {
+    const at::Device on_device(kDeviceType, 3);
     const auto bias = torch::arange(5, torch::kFloat);
     c10::Dict<std::string, at::Tensor> dict;
-    dict.insert("bias", bias.to(at::Device(at::kCUDA, 3)));
+    dict.insert("bias", bias.to(on_device));
     std::string pickle;
     torch::jit::Pickler pickler(
         [&](const char* bytes, size_t size) { pickle.append(bytes, size); },
@@ -318,8 +320,8 @@ WORLD_TEST(SimgpuSnapshots, FilesThatNameDevicesAreRead, 1) {
     pickler.protocol();
     pickler.pushIValue(dict);
     pickler.stop();
-    ASSERT_NE(pickle.find("cuda:3"), std::string::npos);
-    const auto path = path_of(world, "cuda.pt");
+    ASSERT_NE(pickle.find(on_device.str()), std::string::npos);
+    const auto path = path_of(world, "device.pt");
     {
       caffe2::serialize::PyTorchStreamWriter writer(path);
       writer.writeRecord("data.pkl", pickle.data(), pickle.size());

@@ -127,7 +127,7 @@ void take_operations(torch::Library& library) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+TORCH_LIBRARY_IMPL(aten, SIMULATED_DEVICE_TYPE, library) {
   for (const char* const name :
        {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_bsc",
         "_to_sparse_bsr", "_to_sparse_csc", "_to_sparse_csr"}) {
@@ -136,11 +136,13 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   }
 }
 
-TORCH_LIBRARY_IMPL(aten, SparseCUDA, library) {
+TORCH_LIBRARY_IMPL(aten, C10_CONCATENATE(Sparse, SIMULATED_DEVICE_TYPE),
+                   library) {
   take_operations<c10::DispatchKey::SparseCPU>(library);
 }
 
-TORCH_LIBRARY_IMPL(aten, SparseCsrCUDA, library) {
+TORCH_LIBRARY_IMPL(aten, C10_CONCATENATE(SparseCsr, SIMULATED_DEVICE_TYPE),
+                   library) {
   take_operations<c10::DispatchKey::SparseCsrCPU>(library);
 }
 

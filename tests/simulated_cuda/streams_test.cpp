@@ -24,6 +24,7 @@ namespace {
 using testing::append_state;
 using testing::bound_of_sums;
 using testing::expect_as_on_cpu;
+using testing::kDeviceBackend;
 using testing::World;
 using torch::Tensor;
 
@@ -143,7 +144,7 @@ WORLD_TEST(Streams, TrainingOnSideStreamsHasTheNumbersOfTheCpu, 2, 3) {
 // The buckets of a wrapper were written by gradients on one stream and
 // published on another, without a wait.
 WORLD_TEST(Streams, ABucketFollowsTheStreamThatUsesIt, 1) {
-  const auto group = init_process_group("nccl");
+  const auto group = init_process_group(kDeviceBackend);
   const torch::Device device = local_device();
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     simulated_cuda::restart(seed);
@@ -197,7 +198,7 @@ WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
 // and not for that copy; and the memory that was copied could be used again
 // before.
 WORLD_TEST(Streams, WaitWaitsForWhatTheFutureCopies, 2) {
-  const auto group = init_process_group("nccl");
+  const auto group = init_process_group(kDeviceBackend);
   const torch::Device device = local_device();
   for (const bool by_future : {true, false}) {
     for (uint64_t seed = 1; seed <= 20; ++seed) {

@@ -50,6 +50,9 @@ class Nccl final : public c10d::ProcessGroupNCCL, public BackendTraits {
 
   bool sums_sparse() const override { return false; }
 
+  // The destructor does it, unless another rank has left.
+  bool needs_shutdown() const override { return false; }
+
   void abort() override {
     if (aborted_) return;
     aborted_ = true;

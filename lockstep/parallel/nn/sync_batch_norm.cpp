@@ -61,7 +61,8 @@ struct Statistics : torch::CustomClassHolder {
   at::Tensor mean;
   at::Tensor invstd;    // 1 / sqrt(variance + eps)
   at::Tensor variance;  // CPU only; divided by count
-  // CUDA only: [ranks with samples], int32; values per channel of each of them.
+  // Accelerators only: [ranks with samples], int32; values per channel of each
+  // of them.
   at::Tensor counts;
 };
 using StatisticsPtr = c10::intrusive_ptr<Statistics>;

@@ -20,11 +20,13 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/create.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
+#include "tests/simulated_cuda/settings.h"
 #include "tests/simulated_cuda/simulated_cuda.h"
 
 namespace c10d {
 
 using lockstep::internal::BackendRequest;
+using lockstep::internal::simulated_cuda::kDeviceType;
 using lockstep::internal::simulated_cuda::memory_of;
 using std::chrono::milliseconds;
 
@@ -39,8 +41,8 @@ constexpr milliseconds kPause(50);
 constexpr int kDataTag = 0;
 constexpr int kTakenTag = 1;
 
-const c10::impl::VirtualGuardImpl& cuda() {
-  static const c10::impl::VirtualGuardImpl implementation(c10::kCUDA);
+const c10::impl::VirtualGuardImpl& accelerator() {
+  static const c10::impl::VirtualGuardImpl implementation(kDeviceType);
   return implementation;
 }
 
@@ -188,7 +190,7 @@ class ProcessGroupNCCL::NcclWork final : public Work {
   void abort() override { communicator_->abort(); }
 
   bool wait(milliseconds timeout) override {
-    const c10::Stream current = cuda().getStream(device_);
+    const c10::Stream current = accelerator().getStream(device_);
     end_.block(current);
     if (timeout == kNoTimeout && waits_block()) timeout = timeout_;
     if (timeout != kNoTimeout) {
@@ -202,7 +204,7 @@ class ProcessGroupNCCL::NcclWork final : public Work {
         std::this_thread::sleep_for(milliseconds(1));
       }
     }
-    if (opType_ == OpType::BARRIER) cuda().synchronizeStream(current);
+    if (opType_ == OpType::BARRIER) accelerator().synchronizeStream(current);
     release();
     if (const auto error = exception()) std::rethrow_exception(error);
     return true;
@@ -250,7 +252,7 @@ class ProcessGroupNCCL::NcclWork final : public Work {
   std::string fatal_;  // why the watchdog shall end the process
   const std::vector<at::Tensor> outputs_;
   std::vector<at::Tensor> kept_;
-  c10::Event end_{c10::kCUDA};
+  c10::Event end_{kDeviceType};
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   const c10::intrusive_ptr<c10::ivalue::Future> result_ =
       c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
@@ -262,7 +264,7 @@ ProcessGroupNCCL::ProcessGroupNCCL(c10::intrusive_ptr<Store> store, int rank,
     : Backend(rank, size),
       store_(std::move(store)),
       options_(std::move(options)) {
-  TORCH_CHECK(cuda().deviceCount() > 0,
+  TORCH_CHECK(accelerator().deviceCount() > 0,
               "ProcessGroupNCCL is only supported with GPUs, no GPUs found!");
 }
 
@@ -312,7 +314,7 @@ void ProcessGroupNCCL::shutdown() {
       const std::lock_guard lock(pending_mutex_);
       if (pending_.empty()) break;
     }
-    cuda().synchronizeDevice(device_->index());
+    accelerator().synchronizeDevice(device_->index());
     retire_ended();
   }
   watchdog_ = {};
@@ -390,7 +392,7 @@ c10::Stream ProcessGroupNCCL::stream_for(const std::string& use) {
   const auto found = streams_.find(use);
   if (found != streams_.end()) return found->second;
   return streams_
-      .emplace(use, cuda().getStreamFromGlobalPool(
+      .emplace(use, accelerator().getStreamFromGlobalPool(
                         *device_, options_->is_high_priority_stream))
       .first->second;
 }
@@ -398,8 +400,9 @@ c10::Stream ProcessGroupNCCL::stream_for(const std::string& use) {
 void ProcessGroupNCCL::check_tensors(const Tensors& tensors) const {
   TORCH_CHECK(communicator_, "ProcessGroupNCCL: the group is not connected");
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK(tensor.is_cuda() && tensor.layout() == at::kStrided,
-                "Tensors must be CUDA and dense");
+    TORCH_CHECK(tensor.device().type() == kDeviceType &&
+                    tensor.layout() == at::kStrided,
+                "Tensors must be on a device and dense");
     TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
     TORCH_CHECK(tensor.device() == *device_,
                 "ProcessGroupNCCL: a tensor is on ", tensor.device(),
@@ -415,16 +418,16 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::issue(Operation operation) {
   }
   const bool async = operation.async;
   return start(std::move(operation),
-               async ? stream_for("") : cuda().getStream(*device_));
+               async ? stream_for("") : accelerator().getStream(*device_));
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::start(Operation operation,
                                                   const c10::Stream& stream) {
   communicator_->require_not_aborted(getRank());
-  const c10::Stream current = cuda().getStream(*device_);
+  const c10::Stream current = accelerator().getStream(*device_);
   const auto wait_for = [&](const c10::Stream& other) {
     if (other == stream) return;
-    c10::Event event(c10::kCUDA);
+    c10::Event event(kDeviceType);
     event.record(other);
     event.block(stream);
   };
@@ -440,7 +443,7 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::start(Operation operation,
         communicator->run(transfer);
       });
   if (!is_message && stream != stream_for("")) {
-    c10::Event event(c10::kCUDA);
+    c10::Event event(kDeviceType);
     event.record(stream);
     event.block(stream_for(""));
   }
@@ -652,7 +655,7 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::barrier(
   auto work = collective(OpType::BARRIER, options, {token}, {},
                          [](Backend& wire, Tensors&, Tensors&,
                             const auto& given) { wire.barrier(given); });
-  if (!work) cuda().synchronizeStream(cuda().getStream(*device_));
+  if (!work) accelerator().synchronizeStream(accelerator().getStream(*device_));
   return work;
 }
 
