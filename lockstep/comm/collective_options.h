@@ -34,10 +34,11 @@
 //
 // Continuations. What a program gives to then() or addCallback() of a future
 // runs on a thread of the backend, and may call blocking operations, start
-// others and wait() for their works. It must not wait for a *future* of an
-// operation that it has started: with lockstep, shm and mpi that thread is the
-// one that runs the operation, so the wait would never end. Call wait() of the
-// work instead, or leave its future to the thread that goes on.
+// others, and wait for their works and futures. It must not wait for a *future*
+// of an operation that was started before: with lockstep, shm and mpi that
+// thread may be the one that runs the operation, so the wait would never end.
+// Call wait() of the work instead, or leave its future to the thread that goes
+// on.
 //
 // Errors. A mistake that this rank can see by itself is std::invalid_argument:
 // it says what was given, what is allowed, and what to do. Anything else is

@@ -5,7 +5,7 @@ Usage: torch_suite.py BACKEND [--ranks=N] [--json=FILE] [PATTERN...]
 The tests are those of torch/testing/_internal/distributed/distributed_test.py,
 which torch's wheel contains; each runs on N ranks (3). A PATTERN is a part of
 a test's name; the default is all tests. Prints a line for each test and a line
-with the counts, writes them to FILE, and fails if a test fails.
+with the counts, writes the tests to FILE, and fails if a test fails.
 
 The ranks are forked, so that each test does not import torch again. Tests that
 PyTorch skips for all backends but Gloo or MPI, because others lack what they
@@ -14,6 +14,7 @@ test, are run for every backend other than Gloo.
 
 import argparse
 import collections
+import importlib.util
 import json
 import logging
 import multiprocessing
@@ -32,6 +33,9 @@ parser.add_argument("--json")
 parser.add_argument("patterns", nargs="*")
 arguments = parser.parse_intermixed_args()
 
+if importlib.util.find_spec("expecttest") is None:
+    print("skipped: PyTorch's tests need the package expecttest")
+    sys.exit(77)
 os.environ["BACKEND"] = arguments.backend
 os.environ["WORLD_SIZE"] = str(arguments.ranks)
 os.environ["TEMP_DIR"] = tempfile.mkdtemp(prefix="torch-suite-")
