@@ -166,7 +166,7 @@ WORLD_TEST(Streams, ABucketFollowsTheStreamThatUsesIt, 1) {
 // The memory of a bucket belongs to the stream that made it. When the bucket
 // was dropped, that stream got the memory again, which another one still read.
 WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
-  const auto group = init_process_group("nccl");
+  const auto group = init_process_group();
   simulated_cuda::restart(0);
   const torch::Device device = local_device();
   const std::vector<NamedParameter> parameters{
