@@ -322,7 +322,7 @@ WORLD_TEST(TrainingState, WhatOnlyAnotherRankHasIsNotLeftOutOfAFile, 2, 3) {
   const auto group = init_process_group();
   Run run;
   CountingScheduler scheduler;
-  const auto path = world.folder / "refused.pt";
+  const auto path = world.folder / "incomplete.pt";
   TrainingState state = run.state;
   if (world.rank == 1) state.scheduler = &scheduler;
   const auto refused = [&](const char* words) {

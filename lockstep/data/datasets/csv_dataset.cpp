@@ -19,11 +19,20 @@ namespace {
 using internal::CsvReader;
 using internal::Parsed;
 
-// Returns text from a file for an error of one line.
+// Returns text from a file for an error of one line, in UTF-8.
 std::string csv_excerpt(std::string_view text) {
   constexpr size_t kMost = 40;
-  return "\"" + internal::shown_line(text.substr(0, kMost)) +
-         (text.size() > kMost ? "\"..." : "\"");
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string shown = "\"";
+  for (const char c : text.substr(0, kMost)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      shown += {'\\', 'x', kDigits[byte >> 4], kDigits[byte & 15]};
+    } else {
+      shown += c;
+    }
+  }
+  return internal::shown_line(shown) + (text.size() > kMost ? "\"..." : "\"");
 }
 
 bool csv_blank(std::string_view text) {

@@ -229,6 +229,9 @@ TEST(CsvDataset, NamesLineAndColumnOfAWrongNumber) {
   EXPECT_THAT(refusal("a\n\"1\x01\n" + std::string(100, 'x') + "\"\n", {}),
               ::testing::StartsWith("line 2, column 0 (\"a\"): "
                                     "\"1\\x01\\x0axxx"));
+  // Bytes that are not UTF-8 made the text of the error invalid.
+  EXPECT_THAT(refusal("a\n\xff\xfe\n", {}),
+              ::testing::StartsWith("line 2, column 0 (\"a\"): \"  \" is"));
   EXPECT_EQ(refusal("", {}), "has no line with the names of its columns");
   EXPECT_EQ(refusal("\n", {.header = false}),
             "has no row whose columns could be counted");
