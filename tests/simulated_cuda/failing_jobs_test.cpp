@@ -16,7 +16,6 @@ namespace {
 
 using std::chrono::seconds;
 using ::testing::AllOf;
-using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -43,14 +42,14 @@ class SimgpuFailingRanks : public FaultsTest {
 // NCCL notices nothing, so the timeout is over first.
 TEST_F(SimgpuFailingRanks, PeersOfAKilledRankAreEndedByTheWatchdog) {
   Job& job = make();
-  job.start("trains", {"timeout=2500", "together=1"});
+  job.start("trains", {"timeout=6000", "together=1"});
   job.await("ready");
   job.rank(1).signal(SIGKILL);
   for (const int rank : {0, 2}) {
     const auto result = job.rank(rank).finish(seconds(30));
     EXPECT_EQ(result.exit_code, kAborted) << result.err;
     EXPECT_THAT(result.err,
-                AllOf(HasSubstr(kOverdue), HasSubstr("Timeout(ms)=2500")));
+                AllOf(HasSubstr(kOverdue), HasSubstr("Timeout(ms)=6000")));
   }
 }
 
@@ -110,14 +109,13 @@ class SimgpuFailingJobs : public LauncherTest {
 };
 
 TEST_F(SimgpuFailingJobs, TheRankThatThrewIsNamedFirst) {
-  // Rank 0 leaves a stack, so the launcher writes a report.
+  // If the watchdog ends rank 0 before the launcher does, there is a report.
   const auto job = start_job({"--log-dir=" + scratch().string()},
                              {"throws", "nccl", "odd=1"});
   const auto result = job->finish(seconds(60));
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_THAT(result.err,
-              AllOf(HasSubstr("lockstep run: rank 1 failed: "),
-                    ContainsRegex("\n  then rank 0 failed: .*" + kLeft)));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("lockstep run: rank 1 failed: "),
+                                Not(HasSubstr("lockstep run: rank 0 failed"))));
 }
 
 TEST_F(SimgpuFailingJobs, AKilledRankIsNamedBeforeAWatchdogNoticesIt) {
@@ -137,7 +135,7 @@ TEST_F(SimgpuFailingJobs, AKilledRankIsNamedBeforeAWatchdogNoticesIt) {
 // names the operation, and starts the ranks again.
 TEST_F(SimgpuFailingJobs, AWatchdogsEndIsNamedAndTheRanksStartAgain) {
   const auto job = start_job({"--max-restarts=1"},
-                             {"stands", "nccl", "odd=1", "timeout=3000"});
+                             {"stands", "nccl", "odd=1", "timeout=8000"});
   const auto result = job->finish(seconds(60));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err,
