@@ -34,7 +34,7 @@ def start(size, program, *arguments, **more):
         env=environment_of(rank, size, port, **more)) for rank in range(size)]
 
 
-def finish(processes, seconds=60):
+def finish(processes, seconds=300):
     """Waits for the ranks. Returns what each wrote and its exit code."""
     ended = []
     try:
@@ -51,7 +51,7 @@ def finish(processes, seconds=60):
     return ended
 
 
-def run(test, size, program, *arguments, seconds=60, **more):
+def run(test, size, program, *arguments, seconds=300, **more):
     """Runs a program on `size` ranks, all of which must end well."""
     for rank, (code, output, errors) in enumerate(
             finish(start(size, program, *arguments, **more), seconds)):

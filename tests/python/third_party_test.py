@@ -118,7 +118,7 @@ class ThirdParty(unittest.TestCase):
             self.skipTest(f"{module} is not installed")
         with tempfile.TemporaryDirectory() as folder:
             for backend in ("gloo", "lockstep"):
-                ranks.run(self, 2, __file__, part, backend, folder, seconds=120,
+                ranks.run(self, 2, __file__, part, backend, folder, seconds=300,
                           HF_HUB_OFFLINE="1")
             for rank in range(2):
                 gloo, ours = ((pathlib.Path(folder) / f"{backend}{rank}")

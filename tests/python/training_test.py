@@ -259,7 +259,7 @@ class Training(unittest.TestCase):
         lines = {}
         for backend in ("gloo", "lockstep"):
             ended = ranks.finish(
-                ranks.start(2, __file__, "--", backend, *PARTS), seconds=200)
+                ranks.start(2, __file__, "--", backend, *PARTS), seconds=300)
             for rank, (code, output, errors) in enumerate(ended):
                 self.assertEqual(code, 0, f"{backend}, rank {rank}:\n{output}"
                                           f"{errors}")

@@ -14,7 +14,7 @@ import unittest
 
 import ranks
 
-SECONDS = 60
+SECONDS = 180
 
 
 def part_threads_run_meanwhile():
@@ -210,7 +210,7 @@ class Waits(unittest.TestCase):
                 self.expect_line(processes[0], "waits")
                 self.await_sleep(processes[0])
                 processes[0].send_signal(signal.SIGINT)
-                output, errors = processes[0].communicate(timeout=20)
+                output, errors = processes[0].communicate(timeout=SECONDS)
                 self.assertEqual(output, "interrupted\n", errors)
                 self.assertIn("KeyboardInterrupt", errors)
                 self.assertNotEqual(processes[0].returncode, 0)

@@ -28,7 +28,7 @@ dist.destroy_process_group()
 def python(program, **more):
     return subprocess.run(
         [sys.executable, "-c", program], text=True, capture_output=True,
-        timeout=60, env=ranks.environment_of(0, 1, ranks.free_port(), **more))
+        timeout=300, env=ranks.environment_of(0, 1, ranks.free_port(), **more))
 
 
 class Wheel(unittest.TestCase):
@@ -107,7 +107,7 @@ dist.init_process_group("lockstep", pg_options=object())
     def test_has_the_command(self):
         def command(*arguments):
             return subprocess.run([ranks.LOCKSTEP, *arguments], text=True,
-                                  capture_output=True, timeout=60)
+                                  capture_output=True, timeout=300)
 
         version = metadata.version("lockstep-torch").partition("+")[0]
         self.assertEqual(command("--version").stdout, f"lockstep {version}\n")
@@ -139,7 +139,7 @@ dist.init_process_group("lockstep", pg_options=object())
             ["cmake", "-S", source, "-B", pathlib.Path(os.environ["TMPDIR"])
              / "own_project", "-G", "Ninja",
              f"-DCMAKE_PREFIX_PATH={prefix};{torch}"],
-            text=True, capture_output=True, timeout=120)
+            text=True, capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
