@@ -186,7 +186,8 @@ WORLD_TEST(Streams, ADroppedBucketStaysForTheStreamThatReadsIt, 1) {
     sum = bucket->flat + 1;
   }
   bucket.reset();
-  const Tensor next = torch::full({1000}, 7, device);
+  // As large as the bucket, so it would get that memory.
+  const Tensor next = torch::full({1000}, 7.0, device);
   EXPECT_EQ(next.sum().item<float>(), 7000);  // has been written
   go_on.set_value();
   const c10::StreamGuard guard(other);
