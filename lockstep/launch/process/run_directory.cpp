@@ -66,9 +66,9 @@ FileDescriptor lock_directory(const fs::path& directory) {
 // TMPDIR, TEMP, TMP, /tmp, /var/tmp, /usr/tmp, the current directory; as
 // Python's tempfile does (documentation of tempfile.gettempdir()). The result
 // is absolute, since a worker may change its directory and must still find its
-// error file. `refused` gets those before it and why. `lock` is taken before the
-// mark is written, so that no other launch takes the directory for one that was
-// left.
+// error file. `refused` gets those before it and why. `lock` is taken before
+// the mark is written, so that no other launch takes the directory for one that
+// was left.
 fs::path make_temporary(std::string& refused, FileDescriptor& lock) {
   std::vector<std::string> parents;
   for (const char* name : {"TMPDIR", "TEMP", "TMP"}) {

@@ -54,8 +54,7 @@ class RunDirectory {
   void end(bool success) noexcept;
 
  private:
-  RunDirectory(std::filesystem::path path, bool temporary,
-               FileDescriptor lock);
+  RunDirectory(std::filesystem::path path, bool temporary, FileDescriptor lock);
 
   std::filesystem::path path_;
   bool temporary_;
