@@ -118,7 +118,7 @@ std::vector<Tensor> train(Place place, bool views, bool unfreezes,
     all();
   }
   // Gets the memory of whatever was freed above and no stream has kept.
-  const Tensor next = torch::full({1000}, 7, device);
+  const Tensor next = torch::full({1000}, 7.0, device);
   return results;
 }
 
@@ -215,7 +215,7 @@ WORLD_TEST(Streams, WaitWaitsForWhatTheFutureCopies, 2) {
       work->wait();
       const Tensor sum = values + 1;
       work.reset();
-      const Tensor next = torch::full({2000}, 7, device);
+      const Tensor next = torch::full({2000}, 7.0, device);
       EXPECT_TRUE(sum.eq(3).all().item<bool>()) << "seed " << seed;
     }
   }
