@@ -45,9 +45,9 @@ FileDescriptor anonymous_file() {
   return file;
 }
 
-// Reserving more memory than there is would not fail: the kernel would rather
-// end a process, of this job or of another. Less than `kSmall` is not worth the
-// look.
+// Throws if the host or the control group has less memory left. Reserving more
+// would not fail: the kernel would end a process instead, of this job or of
+// another. Amounts below `kSmall` are not checked, because that costs time.
 void require_memory(size_t bytes) {
   constexpr size_t kSmall = size_t{64} << 20;
   if (bytes < kSmall) return;

@@ -24,7 +24,7 @@ inline void require_dense(const std::string& name, const at::Tensor& tensor) {
                         : "\" is undefined; give it values, or leave it out"));
 }
 
-// The same for a tensor that is to be written now.
+// Throws std::invalid_argument for such a tensor, and for one without values.
 inline void require_values(const std::string& name, const at::Tensor& tensor) {
   require_dense(name, tensor);
   if (!tensor.is_meta()) return;

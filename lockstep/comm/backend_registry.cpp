@@ -89,8 +89,8 @@ c10::DeviceType device_type(const std::string& name,
   }
 }
 
-// Returns the device of this rank if a backend for `type` is for one and there
-// is one for each rank; otherwise none.
+// Returns local_device() if `type` is the host's accelerator and this rank has
+// a device of its own; otherwise none.
 std::optional<c10::Device> device_for(c10::DeviceType type) {
   if (type == c10::kCPU || visible_accelerator() != type ||
       get_local_rank() >= at::accelerator::deviceCount()) {

@@ -427,8 +427,9 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
     throw std::invalid_argument(
         "init_method \"" + options.init_method + "\": " +
         (is_folder ? path + " is a folder; name a file in it"
-                   : "there is no folder " + folder.string() +
-                         "; name a file in a folder that all ranks see"));
+                   : "the folder " + folder.string() +
+                         " does not exist; name a file in a folder that all "
+                         "ranks see"));
   }
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);

@@ -28,7 +28,7 @@ using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using WorkPtr = Backend::WorkPtr;
 
-// What the backends of this process share.
+// The state that the backends of this process share.
 struct World {
   std::mutex mutex{};
   std::set<Backend*> backends{};
@@ -172,7 +172,7 @@ const Backend::Tensors& single(const char* operation,
   return lists[0];
 }
 
-// On the ranks that are not the root there is no list, or an empty one.
+// Only the root has a list; the other ranks have none, or an empty one.
 at::TensorList if_any(const Backend::TensorLists& lists) {
   return lists.empty() ? at::TensorList() : at::TensorList(lists[0]);
 }

@@ -15,7 +15,7 @@
 
 namespace lockstep::internal::python {
 
-// What Python's torch.distributed gives to make a backend. `kind` is a backend
+// The arguments with which Python's torch.distributed makes a backend. `kind` is a backend
 // of Lockstep's registry, "lockstep" or "shm". `global_ranks` is empty for the
 // default group.
 struct Request {

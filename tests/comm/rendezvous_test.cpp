@@ -445,7 +445,8 @@ TEST(RendezvousMistakes, EachSaysWhatToDo) {
            {"tcp://localhost:29500?size=2", "unknown parameter"},
            {"tcp://localhost:x?rank=0&world_size=1", "port in"},
            {"file://relative", "absolute path"},
-           {"file:///no/such/folder/meet", "no folder /no/such/folder"},
+           {"file:///no/such/folder/meet",
+            "folder /no/such/folder does not exist"},
            {"file:///proc", "/proc is a folder"}}) {
     EXPECT_THAT(init_by(method),
                 ThrowsMessage<std::invalid_argument>(HasSubstr(words)))

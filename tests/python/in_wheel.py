@@ -2,7 +2,7 @@
 
 Usage: in_wheel.py FOLDER TEST [ARGUMENT...]
 
-Ends with 77, which ctest takes for a skipped test, if there is no environment.
+Ends with 77, by which ctest knows a skipped test, if the environment is missing.
 """
 
 import os

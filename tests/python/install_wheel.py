@@ -16,7 +16,7 @@ import sysconfig
 import venv
 
 if importlib.util.find_spec("scikit_build_core") is None:
-    print("skipped: there is no scikit-build-core, which builds the wheel")
+    print("skipped: scikit-build-core, which builds the wheel, is not installed")
     sys.exit(77)
 build, source, folder = map(pathlib.Path, sys.argv[1:])
 wheels = folder.parent / "wheel"

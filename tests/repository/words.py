@@ -118,7 +118,8 @@ RIGHT = re.compile(
     r"behind (a|the) (NAT|gateway|proxy|firewall|load balancer)|`[^`]*`", re.I
 )
 SUFFIXES = {".h", ".cpp", ".cu", ".md", ".py", ".cmake", ".txt"}
-FOLDERS = ["benchmarks", "cmake", "docs", "examples", "lockstep", "tests"]
+FOLDERS = ["benchmarks", "cmake", "docs", "examples", "lockstep", "python",
+           "tests"]
 OWN = "tests/repository/words.py"
 
 

@@ -244,7 +244,7 @@ WORLD_TEST(DdpOnDevices, RanksWithoutInputsShadowTheOthers, 2, 3) {
 }
 
 // NCCL's error came at the end of the first backward, without the parameter.
-// What a registered backend takes is not known.
+// Lockstep does not know which tensors a registered backend takes.
 WORLD_TEST(DdpOnDevices, SparseGradientsAreRefusedWithWhatToDo, 1, 2) {
   const auto group = init_process_group("cpu:lockstep," + kDeviceBackend);
   using torch::nn::Embedding;

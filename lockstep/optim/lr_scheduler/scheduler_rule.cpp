@@ -59,8 +59,8 @@ void FormulaRule::adopt_groups() {
 }
 
 void FormulaRule::set(const std::vector<double>& rates) {
-  // Options are checked where that is simple; this finds all the others that
-  // make no sense, such as a factor that is not a number.
+  // The constructors check most options. This finds the others that make no
+  // sense, such as a factor that is not a number.
   for (const double rate : rates) {
     if (std::isfinite(rate)) continue;
     throw std::invalid_argument(std::string(name_) + ": the learning rate of " +
