@@ -15,9 +15,9 @@
 
 namespace lockstep::internal::python {
 
-// The arguments with which Python's torch.distributed makes a backend. `kind` is a backend
-// of Lockstep's registry, "lockstep" or "shm". `global_ranks` is empty for the
-// default group.
+// The arguments with which Python's torch.distributed makes a backend. `kind`
+// is a backend of Lockstep's registry, "lockstep" or "shm". `global_ranks` is
+// empty for the default group.
 struct Request {
   std::string kind;
   c10::intrusive_ptr<c10d::Store> store;
