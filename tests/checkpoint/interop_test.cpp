@@ -105,7 +105,7 @@ class PythonInterop : public ::testing::Test {
  protected:
   static void python(const std::string& what) {
     const std::string command =
-        std::string(LOCKSTEP_PYTHON) + " " + LOCKSTEP_SOURCE_DIR +
+        std::string(LOCKSTEP_TORCH_PYTHON) + " " + LOCKSTEP_SOURCE_DIR +
         "/tests/checkpoint/interop.py " + what + " " + folder_->file("");
     ASSERT_EQ(std::system(command.c_str()), 0) << command;
   }

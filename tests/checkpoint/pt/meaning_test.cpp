@@ -120,7 +120,7 @@ TEST(PickleMeaning, IsWhatTorchLoadMakesOfIt) {
   const char* const wanted = std::getenv("LOCKSTEP_PICKLE_SEEDS");
   const TemporaryFolder folder;
   const std::string command =
-      std::string(LOCKSTEP_PYTHON) + " " + LOCKSTEP_SOURCE_DIR +
+      std::string(LOCKSTEP_TORCH_PYTHON) + " " + LOCKSTEP_SOURCE_DIR +
       "/tests/checkpoint/pickle_peer.py " + folder.file("") + " 0 " +
       (wanted ? wanted : "300");
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
