@@ -1,0 +1,155 @@
+#pragma once
+
+#include <any>
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/training_state.h"
+
+namespace lockstep {
+
+// What happened when a rank was lost and training went on.
+struct Healing {
+  std::string cause;               // "rank 1 died: SIGKILL"
+  std::vector<int> replaced;       // the ranks that are new processes
+  int state_from = 0;              // the rank that the others copied
+  bool repeated = false;           // whether this rank repeats what it did
+  std::chrono::microseconds took;  // from the failure to the next attempt
+};
+
+// A training that goes on when a rank dies. Under
+//
+//   lockstep run --nproc-per-node 2 --standby 1 --heal --max-restarts 20 ./train
+//
+// a standby process takes the place of the rank that died. The other ranks keep
+// their processes and their memory: what they had begun is begun again, with
+// the new rank, whose state they give to it. The result is that of a training
+// in which nobody died, bit by bit.
+//
+//   lockstep::TrainingState state{.model = model.ptr(), .optimizer = &optimizer,
+//                                 .items = {{"sampler", sampler}}};
+//   lockstep::load_snapshot("snapshots/", state);
+//   lockstep::HealedTraining training(state);
+//   for (int64_t epoch = state.next_epoch(); epoch < epochs; ++epoch) {
+//     sampler.set_epoch(epoch);
+//     while (const auto* batch = training.next(loader)) {
+//       training.run(
+//           [&] {  // computes: may be called again with the same batch
+//             optimizer.zero_grad();
+//             loss(ddp->forward(batch->data), batch->target).backward();
+//           },
+//           [&] {  // updates: the step counts once this has returned
+//             optimizer.step();
+//             ++state.step;
+//           });
+//       if (state.step % 100 == 0) {
+//         training.run([&] { lockstep::save_snapshot("snapshots/", state); });
+//       }
+//     }
+//     state.epochs_run = epoch;
+//   }
+//
+// Without --heal, and in a process that was started alone, the same program
+// behaves as if the functions were called directly; if a rank dies then, the
+// launcher restarts all from the snapshot.
+//
+// The contract:
+//
+// - Whatever changes the objects of `state`, and every collective, is in run().
+//   Between its calls a program only decides what to do next, by `state`, the
+//   loader and constants, in the same way on all ranks: the process that takes
+//   a place starts at the top of the loop and passes over the calls that the
+//   others have completed (the functions are not called there).
+//   `epochs_run` and `step` may be counted anywhere.
+// - `compute` may be called several times with the same batch. It may change
+//   gradients, the module's buffers and random generators, which are restored
+//   before it is called again, and nothing else. Gradients are zero when it is
+//   called again.
+// - `update` changes the state. It is called once, after all ranks have
+//   completed `compute`. Collectives in it are possible, but if a rank dies in
+//   one while no other has completed `update`, there is no whole state left in
+//   memory, and the launcher restarts all ranks.
+// - What is printed or logged in a function is printed again with it. Random
+//   numbers are drawn in `compute`.
+// - Groups, wrappers and optimizers are made before this object, in the same
+//   order on all ranks, and not inside run().
+//
+// Each rank keeps a copy of its generators' states, and of the buffers that a
+// function changed, in memory that outlives its process (healing_place.h). No
+// copy of parameters or optimizer state is made as long as nobody dies.
+//
+// Threads: the one that trains.
+class HealedTraining {
+ public:
+  // Collective. `state` must outlive this object. In a process that takes the
+  // place of one that died, joins the others and takes their state.
+  //
+  // Throws std::invalid_argument if a group, or a part of `state`, cannot be
+  // healed: sharded parameters and optimizers (FullyShard,
+  // ZeroRedundancyOptimizer), items that are per_rank(). Without --heal nothing
+  // is checked.
+  explicit HealedTraining(TrainingState& state);
+  HealedTraining(const HealedTraining&) = delete;
+  HealedTraining& operator=(const HealedTraining&) = delete;
+  ~HealedTraining();
+
+  // Returns the next batch of a loop over `loader`, which begins with the first
+  // call, or null at its end; then the next call begins another loop. The batch
+  // stays valid until the next call. `loader` is a DataLoader, or has its
+  // begin() and end(). The loader's sampler must be one of TrainingState::items.
+  template <class Loader>
+  auto next(Loader& loader) {
+    using Iterator = decltype(loader.begin());
+    auto* pass = begin_iteration<Iterator>(loader, [&] {
+      return loader.begin();
+    });
+    return pass != nullptr ? std::addressof(std::as_const(**pass)) : nullptr;
+  }
+
+  // Calls `compute` and, once all ranks have completed it, `update`. Returns
+  // when this rank has completed both, or has the state of one that has. An
+  // exception that does not come from a group passes through, and so does one
+  // that cannot be healed.
+  void run(const std::function<void()>& compute,
+           const std::function<void()>& update);
+
+  // The same for a function that is neither: a snapshot, an evaluation. It
+  // changes nothing in `state`, and may be called several times.
+  void run(const std::function<void()>& function);
+
+  // What has been healed so far, while this process took part.
+  const std::vector<Healing>& healings() const;
+
+ private:
+  class Work;
+
+  template <class Iterator, class Loader, class Begin>
+  Iterator* begin_iteration(Loader& loader, const Begin& begin) {
+    tell_next();
+    if (loader_ != std::addressof(loader)) {
+      pass_ = std::make_shared<Iterator>(begin());
+      loader_ = std::addressof(loader);
+    } else {
+      ++*std::static_pointer_cast<Iterator>(pass_);
+    }
+    auto* pass = std::static_pointer_cast<Iterator>(pass_).get();
+    if (*pass != loader.end()) return pass;
+    loader_ = nullptr;
+    pass_.reset();
+    return nullptr;
+  }
+  // Says that next() begins, before a batch is taken from the loader.
+  void tell_next();
+
+  std::unique_ptr<Work> work_;
+  const void* loader_ = nullptr;  // over which a loop runs
+  std::shared_ptr<void> pass_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <string>
+
+#include "lockstep/base/file_descriptor.h"
+
+// Healing (`lockstep run --standby N --heal`): when a worker dies, the others
+// stay, and a standby process takes the dead worker's place. This is what
+// workers and agents say to each other about it.
+//
+// The worlds that an attempt has one after the other are its *generations*,
+// counted from 0. A worker says "heals" once its training can be healed, and
+// keeps in the *memory of its place* what the process that may take its place
+// must know. This memory outlives the worker: the agent made it and gives it to
+// whoever has the place. When a worker has failed, and all workers of its node
+// have said "heals", the agent gives the place to a standby process and then
+// announces the next generation in the workers' store. A worker whose group
+// failed waits for that; all workers then make their groups again. If the agent
+// cannot heal, it ends the attempt, as without --heal.
+//
+//   environment   LOCKSTEP_HEAL        "1" in the workers of a job that heals
+//                 LOCKSTEP_GENERATION  in a worker that took the place of one
+//                                      that died: the generation that was
+//                                      announced for it
+//                 LOCKSTEP_PLACE_MEMORY  the descriptor of the place's memory
+//                                      and its inode, "9:123456"
+//   on the standby socket (standby_place.h), from the worker
+//                 "heals"              its training can be healed from now on
+//   in the workers' store, written by the agents
+//                 heal/A/generation/G  why generation G of attempt A begins:
+//                                      "rank 1 died: SIGKILL". A is
+//                                      TORCHELASTIC_RESTART_COUNT. The agents
+//                                      of several nodes take the next free G,
+//                                      by compare_set
+namespace lockstep::internal {
+
+constexpr const char* kHealVariable = "LOCKSTEP_HEAL";
+constexpr const char* kGenerationVariable = "LOCKSTEP_GENERATION";
+constexpr const char* kPlaceMemoryVariable = "LOCKSTEP_PLACE_MEMORY";
+constexpr const char* kStandbyHeals = "heals";
+
+// Returns whether this process is a worker of a job that heals.
+bool job_heals();
+
+// Returns the generation that this worker joins: 0 if it was started with its
+// attempt.
+int generation_joined();
+
+// Returns the key in the workers' store that says why `generation` begins.
+std::string generation_key(int generation);
+
+// Returns the memory of this worker's place: a file in memory (memfd_create)
+// that is empty at first, and is as the worker before has left it if
+// generation_joined() is not 0. It is inherited by nobody, and stays the
+// caller's, who may call this once. Throws std::runtime_error if this process
+// did not inherit it.
+FileDescriptor take_place_memory();
+
+// Says that this worker's training can be healed from now on.
+void tell_agent_heals();
+
+}  // namespace lockstep::internal
