@@ -100,6 +100,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/ddp/logging_data.h
   parallel/fsdp/fully_shard.h
   parallel/fsdp/fully_shard_options.h
+  parallel/healing/healed_training.h
   parallel/join/join.h
   parallel/join/joined_optimizer.h
   parallel/mesh/device_mesh.h

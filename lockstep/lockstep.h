@@ -54,6 +54,7 @@
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/fsdp/fully_shard.h"
+#include "lockstep/parallel/healing/healed_training.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/parallel/join/joined_optimizer.h"
 #include "lockstep/parallel/mesh/device_mesh.h"

@@ -371,6 +371,7 @@ void GradScaler::load_state_dict(const std::optional<GradScalerState>& state) {
     scale_.fill_(state->scale);
     growth_tracker_.fill_(state->growth_tracker);
   }
+  optimizers_.clear();
 }
 
 StateTree to_state_tree(const GradScalerState& state) {

@@ -199,8 +199,9 @@ class GradScaler {
   // is disabled.
   std::optional<GradScalerState> state_dict() const;
 
-  // Does nothing if this scaler is disabled. Throws std::invalid_argument for
-  // an empty state, which a disabled scaler has saved.
+  // Also forgets what was unscaled or stepped since the last update(). Does
+  // nothing if this scaler is disabled. Throws std::invalid_argument for an
+  // empty state, which a disabled scaler has saved.
   void load_state_dict(const std::optional<GradScalerState>& state);
 
  private:

@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/state_items.h"
+#include "lockstep/checkpoint/state_transfer.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/utf8.h"
 #include "lockstep/comm/distinct_tensors.h"
@@ -82,25 +83,6 @@ void require_for_file(const TrainingState& state,
         "snapshots; end the path with \"/\", or leave them out");
   }
   require_optimizer(state);
-}
-
-// Returns what a file holds of the training; without `objects`, only model,
-// optimizer and items that are modules or optimizers.
-Snapshot snapshot_of_training(const TrainingState& state, bool objects) {
-  Snapshot snapshot{.model_state = state_dict(*state.model)};
-  if (state.optimizer) {
-    snapshot.optimizer_state = state_dict(*state.optimizer, *state.model);
-  }
-  snapshot.items = items_for_file(state, objects);
-  if (!objects) return snapshot;
-  if (state.scheduler) {
-    set_scheduler_state(snapshot, state.scheduler->state_dict());
-  }
-  snapshot.epochs_run = state.epochs_run;
-  snapshot.step = state.step;
-  snapshot.sampler_state = state.sampler_state;
-  snapshot.metadata = state.metadata;
-  return snapshot;
 }
 
 std::string dtype_and_shape(const at::Tensor& tensor) {

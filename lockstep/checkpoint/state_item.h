@@ -132,6 +132,7 @@ class StateItem {
     if constexpr (requires { Object::state_is_per_rank; }) {
       per_rank_ = Object::state_is_per_rank;
     }
+    is_sampler_ = requires { object.begin_pass(); };
   }
 
   // Exactly one of these three is set.
@@ -146,6 +147,8 @@ class StateItem {
     return prepare_(state);
   }
   bool is_per_rank() const { return per_rank_; }
+  // Whether the object decides which samples a DataLoader visits.
+  bool is_sampler() const { return is_sampler_; }
 
   // Returns an item whose state each rank saves and restores by itself: of an
   // object, or of an optimizer that is not sharded and whose state differs
@@ -177,6 +180,7 @@ class StateItem {
   std::function<ItemState()> save_;
   std::function<std::function<void()>(const ItemState&)> prepare_;
   bool per_rank_{false};
+  bool is_sampler_{false};
 };
 
 // Found in this namespace, too, for per_rank(scaler).

@@ -19,6 +19,7 @@
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/state_items.h"
+#include "lockstep/checkpoint/state_transfer.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/training_counters.h"
@@ -31,9 +32,7 @@ using internal::Ranks;
 struct Loaded {
   bool found = false;
   Snapshot snapshot;
-  std::unique_ptr<internal::OptimizerLoad> optimizer;
-  std::function<void()> scheduler;
-  std::vector<std::function<void()>> items;
+  std::optional<internal::TrainingLoad> parts{};
   std::optional<at::Tensor> generator;
   nlohmann::json claims;  // null unless the training will save
 };
@@ -60,34 +59,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
     throw std::invalid_argument("TrainingState.model is not set");
   }
   try {
-    NamedTensors model = loaded.snapshot.model_state;
-    for (const std::string& name : loaded.snapshot.not_tensors) {
-      model.emplace_back(name, at::Tensor());
-    }
-    const auto load = internal::check_state_dict(*state.model, model);
-    if (state.optimizer && loaded.snapshot.optimizer_state) {
-      loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
-          *state.optimizer,
-          internal::ordered_state(loaded.snapshot, load, *state.optimizer,
-                                  *state.model));
-    }
-    if (state.scheduler && !loaded.snapshot.scheduler_unreadable.empty()) {
-      throw std::invalid_argument(
-          "the snapshot's scheduler state is not read: " +
-          loaded.snapshot.scheduler_unreadable +
-          "; start without TrainingState.scheduler, or save the snapshot "
-          "without it");
-    }
-    if (state.scheduler && loaded.snapshot.scheduler_state) {
-      loaded.scheduler = state.scheduler->prepare_load(
-          internal::scheduler_state_of(loaded.snapshot));
-    }
-    for (const auto& [name, item] : state.items) {
-      const auto saved = loaded.snapshot.items.find(name);
-      if (saved == loaded.snapshot.items.end()) continue;
-      loaded.items.push_back(
-          internal::prepare_item(state, name, item, saved->second));
-    }
+    loaded.parts.emplace(loaded.snapshot, state);
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(path + ": " + error.what());
   }
@@ -144,14 +116,10 @@ Loaded prepare_together(const std::string& path, const TrainingState& state,
 
 // Collective if the file, which is the same on all ranks, has items. Throws on
 // every rank if one fails.
-void load_items(const std::string& path, const Loaded& loaded,
-                const Ranks& ranks) {
+void load_items(const std::string& path, Loaded& loaded, const Ranks& ranks) {
   if (loaded.snapshot.items.empty()) return;
   internal::gather_or_fail(
-      ranks,
-      [&](nlohmann::json&) {
-        for (const auto& load : loaded.items) load();
-      },
+      ranks, [&](nlohmann::json&) { loaded.parts->apply_items(); },
       [&](const std::string& words, bool /*is_mistake*/) {
         throw SnapshotError(path, "was loaded in part: " + words,
                             "load again, or begin anew");
@@ -231,11 +199,9 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
     if (warns) warn_of_parts(parts);
     return parts;
   }
-  const Loaded loaded = prepare_together(path, state, ranks, options.will_save);
+  Loaded loaded = prepare_together(path, state, ranks, options.will_save);
   if (!loaded.found) return {};
-  load_state_dict(*state.model, loaded.snapshot.model_state);
-  if (loaded.optimizer) loaded.optimizer->apply();
-  if (loaded.scheduler) loaded.scheduler();
+  loaded.parts->apply();
   load_items(path, loaded, ranks);
   if (loaded.generator) {
     internal::set_generator_state(*loaded.generator, state.model.get());

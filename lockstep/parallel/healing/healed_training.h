@@ -1,8 +1,6 @@
 #pragma once
 
-#include <any>
 #include <chrono>
-#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -25,14 +23,16 @@ struct Healing {
 
 // A training that goes on when a rank dies. Under
 //
-//   lockstep run --nproc-per-node 2 --standby 1 --heal --max-restarts 20 ./train
+//   lockstep run --nproc-per-node 2 --standby 1 --heal --max-restarts 20
+//   ./train
 //
 // a standby process takes the place of the rank that died. The other ranks keep
 // their processes and their memory: what they had begun is begun again, with
 // the new rank, whose state they give to it. The result is that of a training
 // in which nobody died, bit by bit.
 //
-//   lockstep::TrainingState state{.model = model.ptr(), .optimizer = &optimizer,
+//   lockstep::TrainingState state{.model = model.ptr(), .optimizer =
+//   &optimizer,
 //                                 .items = {{"sampler", sampler}}};
 //   lockstep::load_snapshot("snapshots/", state);
 //   lockstep::HealedTraining training(state);
@@ -102,13 +102,13 @@ class HealedTraining {
   // Returns the next batch of a loop over `loader`, which begins with the first
   // call, or null at its end; then the next call begins another loop. The batch
   // stays valid until the next call. `loader` is a DataLoader, or has its
-  // begin() and end(). The loader's sampler must be one of TrainingState::items.
+  // begin() and end(). The loader's sampler must be one of
+  // TrainingState::items.
   template <class Loader>
   auto next(Loader& loader) {
     using Iterator = decltype(loader.begin());
-    auto* pass = begin_iteration<Iterator>(loader, [&] {
-      return loader.begin();
-    });
+    auto* pass =
+        begin_iteration<Iterator>(loader, [&] { return loader.begin(); });
     return pass != nullptr ? std::addressof(std::as_const(**pass)) : nullptr;
   }
 

@@ -1,0 +1,561 @@
+#include "lockstep/parallel/healing/healed_training.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/base/number_list.h"
+#include "lockstep/checkpoint/loop_state.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/state_items.h"
+#include "lockstep/checkpoint/state_transfer.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/comm/agreement.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/errors.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/launcher_store.h"
+#include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/reconfigure.h"
+#include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/healing/place_record.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/trace/span.h"
+#include "lockstep/worker/healing_place.h"
+
+namespace lockstep {
+namespace {
+
+using internal::Deadline;
+using internal::PlaceRecord;
+using Clock = std::chrono::steady_clock;
+
+// How long a rank whose group failed waits for the launcher to say that a rank
+// is replaced: if it knows that one is gone, and if it does not. The launcher
+// waits for a standby process for 30 s, and then ends the attempt.
+constexpr std::chrono::seconds kReplacedWithin{60};
+constexpr std::chrono::seconds kLearnedWithin{10};
+// How often a rank that waits for others looks for a newer generation.
+constexpr std::chrono::milliseconds kStoreTimeout{5000};
+
+// The numbers of the loop, which a program counts by itself.
+struct LoopNumbers {
+  int64_t epochs_run = -1;
+  int64_t step = 0;
+};
+
+// A newer generation was announced while this rank made its groups for another.
+struct Superseded {};
+
+}  // namespace
+
+class HealedTraining::Work {
+ public:
+  explicit Work(TrainingState& state) : state_(state) {
+    if (!internal::job_heals()) return;
+    require_healable();
+    const auto socket = internal::get_env("LOCKSTEP_STORE");
+    if (!socket) {
+      throw std::invalid_argument(
+          "HealedTraining: the ranks of this job do not meet at the launcher's "
+          "store, which healing needs; leave out --worker-store and "
+          "LOCKSTEP_WORKER_STORE");
+    }
+    store_ =
+        c10::make_intrusive<internal::LauncherStore>(*socket, kStoreTimeout);
+    record_.emplace(internal::take_place_memory(), record_bytes());
+    take_top();
+    if (internal::groups_are_apart()) {
+      generation_ = internal::generation_joined() - 1;
+      joins_ = true;
+      meet(Clock::now(), nullptr);
+      joins_ = false;
+    }
+    internal::tell_agent_heals();
+  }
+
+  void next_begins() {
+    ++iteration_;
+    top_units_ = units_;
+    take_top();
+  }
+
+  void run_step(const std::function<void()>& compute,
+                const std::function<void()>& update) {
+    if (!store_) {
+      compute();
+      update();
+      return;
+    }
+    run_unit([&] {
+      write_record(steps_);
+      compute();
+      write_record(steps_ + 1);
+      require_same_place();
+      is_whole_ = false;
+      update();
+      is_whole_ = true;
+      ++steps_;
+      after_ = numbers();
+    });
+  }
+
+  void run_block(const std::function<void()>& function) {
+    if (!store_) return function();
+    run_unit(function);
+  }
+
+  const std::vector<Healing>& healings() const { return healings_; }
+
+ private:
+  // What a rank tells the others after it has lost one.
+  using Status = nlohmann::json;
+
+  // Calls `unit` until it was completed, here or by the rank whose state this
+  // rank has taken.
+  template <class Unit>
+  void run_unit(const Unit& unit) {
+    while (true) {
+      if (units_ < passed_over_) return pass_over();
+      try {
+        unit();
+        ++units_;
+        return;
+      } catch (...) {
+        heal(std::current_exception());
+      }
+    }
+  }
+
+  void pass_over() {
+    ++units_;
+    state_.epochs_run = after_.epochs_run;
+    state_.step = after_.step;
+  }
+
+  // Throws std::logic_error if the ranks have come to different places of the
+  // program. Collective: all have computed the step when it returns.
+  void require_same_place() {
+    auto places = at::empty({4}, at::kLong);
+    auto* at = places.mutable_data_ptr<int64_t>();
+    at[0] = iteration_;
+    at[1] = -iteration_;
+    at[2] = units_;
+    at[3] = -units_;
+    all_reduce(places, {.op = ReduceOp::MAX});
+    if (at[0] == -at[1] && at[2] == -at[3]) return;
+    throw std::logic_error(
+        "HealedTraining: the ranks are at different places of the program: "
+        "this one in call " +
+        std::to_string(units_) + " of run() and " + std::to_string(iteration_) +
+        " of next(), others in calls " + std::to_string(-at[3]) + " to " +
+        std::to_string(at[2]) + " and " + std::to_string(-at[1]) + " to " +
+        std::to_string(at[0]) +
+        "; what is done between these calls must follow from TrainingState, "
+        "the loader and constants");
+  }
+
+  // ---- What this rank alone has ----
+
+  std::vector<at::Tensor> own_buffers() const {
+    std::vector<at::Tensor> all;
+    const auto add = [&](const torch::nn::Module& module) {
+      for (const at::Tensor& buffer : module.buffers()) {
+        if (buffer.defined()) all.push_back(buffer.detach());
+      }
+    };
+    if (state_.model) add(*state_.model);
+    for (const auto& [name, item] : state_.items) {
+      if (item.module()) add(*item.module());
+    }
+    return all;
+  }
+
+  size_t record_bytes() const {
+    size_t bytes = internal::generator_state(state_.model.get()).nbytes();
+    for (const auto& buffer : own_buffers()) bytes += buffer.nbytes();
+    return bytes;
+  }
+
+  void write_record(int64_t steps) {
+    std::vector<at::Tensor> tensors = own_buffers();
+    for (auto& tensor : tensors) tensor = internal::file_form(tensor);
+    tensors.push_back(internal::generator_state(state_.model.get()));
+    std::vector<PlaceRecord::Bytes> parts;
+    for (const auto& tensor : tensors) {
+      parts.push_back(
+          {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()});
+    }
+    record_->write(steps, parts);
+  }
+
+  // Returns whether there is a record of the state that this rank needs now.
+  bool read_record() {
+    const auto record = record_->read(steps_);
+    if (!record) return false;
+    const std::byte* from = record->data();
+    const auto take = [&](const at::Tensor& tensor) {
+      auto saved = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+      std::memcpy(saved.data_ptr(), from, saved.nbytes());
+      from += saved.nbytes();
+      return saved;
+    };
+    const at::NoGradGuard no_grad;
+    for (auto& buffer : own_buffers()) buffer.copy_(take(buffer));
+    const auto generator = internal::generator_state(state_.model.get());
+    internal::set_generator_state(take(generator), state_.model.get());
+    return true;
+  }
+
+  void drop_gradients() {
+    const auto drop = [](const torch::nn::Module& module) {
+      for (const at::Tensor& parameter : module.parameters()) {
+        if (parameter.defined()) parameter.mutable_grad().reset();
+      }
+    };
+    if (state_.model) drop(*state_.model);
+    for (const auto& [name, item] : state_.items) {
+      if (item.module()) drop(*item.module());
+    }
+  }
+
+  LoopNumbers numbers() const { return {state_.epochs_run, state_.step}; }
+
+  void take_top() {
+    top_ = numbers();
+    top_sampler_state_ = state_.sampler_state;
+    top_samplers_.clear();
+    for (const auto& [name, item] : state_.items) {
+      if (item.is_sampler()) top_samplers_[name] = item.state_dict();
+    }
+  }
+
+  // ---- Healing ----
+
+  // Throws std::invalid_argument if a part of the training has no copy in
+  // memory when a rank dies.
+  void require_healable() const {
+    const auto refuse = [](const std::string& what) {
+      throw std::invalid_argument(
+          "HealedTraining: " + what +
+          ", and with `lockstep run --heal` each rank must have the whole "
+          "state; leave out --heal, so that all ranks are restarted");
+    };
+    if (!supports_reconfigure()) {
+      refuse("the backend of the default group cannot be made again");
+    }
+    const auto look = [&](const torch::nn::Module& module) {
+      for (const auto& parameter : module.named_parameters()) {
+        if (internal::layout_of(parameter.value()) != nullptr) {
+          refuse("the parameter " + parameter.key() +
+                 " is divided over the ranks");
+        }
+      }
+    };
+    const auto look_at = [&](const torch::optim::Optimizer* optimizer) {
+      if (dynamic_cast<const internal::OptimizerShards*>(optimizer)) {
+        refuse("the optimizer's state is divided over the ranks");
+      }
+    };
+    if (!state_.model) {
+      throw std::invalid_argument(
+          "HealedTraining: TrainingState.model is not set");
+    }
+    look(*state_.model);
+    look_at(state_.optimizer);
+    bool has_sampler = false;
+    for (const auto& [name, item] : state_.items) {
+      if (item.module()) look(*item.module());
+      look_at(item.optimizer());
+      if (item.is_per_rank()) {
+        refuse("each rank has its own state of the item \"" + name + "\"");
+      }
+      has_sampler = has_sampler || item.is_sampler();
+    }
+    if (!has_sampler) {
+      throw std::invalid_argument(
+          "HealedTraining: TrainingState.items has no sampler, so a rank that "
+          "takes another's place would not know which samples come next; add "
+          "{\"sampler\", sampler}");
+    }
+  }
+
+  // Goes on after the group of this rank failed, or throws `failure`.
+  void heal(const std::exception_ptr& failure) {
+    const internal::UserFunction function("HealedTraining::run()");
+    const internal::Span span("healing", "heal");
+    if (!comes_from_group(failure)) std::rethrow_exception(failure);
+    meet(Clock::now(), failure);
+  }
+
+  static bool comes_from_group(const std::exception_ptr& failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const c10::DistError&) {
+      return true;
+    } catch (...) {
+      return !default_group()->failed_peers().empty();
+    }
+  }
+
+  // Makes the groups of the next generations until one is complete, and agrees
+  // with its ranks on the state. `failure`: what is thrown if none comes; null
+  // for a rank that joins.
+  void meet(Clock::time_point began, std::exception_ptr failure) {
+    while (true) {
+      const std::string cause = await_generation(failure);
+      try {
+        reconfigure(
+            {.uuid = "heal-" + std::to_string(generation_), .look = [this] {
+               if (is_superseded()) throw Superseded();
+             }});
+        agree(began, cause);
+        return;
+      } catch (const Superseded&) {
+      } catch (const c10::DistError&) {
+        failure = std::current_exception();
+      }
+    }
+  }
+
+  bool is_superseded() {
+    return store_->check({internal::generation_key(generation_ + 1)});
+  }
+
+  // Waits for the next generation, and takes the newest. Returns why it begins.
+  std::string await_generation(const std::exception_ptr& failure) {
+    const bool knows = !failure || internal::groups_are_apart() ||
+                       !default_group()->failed_peers().empty();
+    const auto deadline =
+        Deadline::after(knows ? kReplacedWithin : kLearnedWithin);
+    const std::string next = internal::generation_key(generation_ + 1);
+    try {
+      store_->wait({next}, deadline.remaining());
+    } catch (const c10::DistError&) {
+      if (failure) std::rethrow_exception(failure);
+      throw;
+    }
+    do {
+      ++generation_;
+    } while (is_superseded());
+    return store_->get_to_str(internal::generation_key(generation_));
+  }
+
+  Status status() const {
+    Status samplers = Status::object();
+    for (const auto& [name, state] : top_samplers_) {
+      samplers[name] = internal::item_json(name, state.values);
+    }
+    return {{"joins", joins_},
+            {"whole", is_whole_ && !joins_},
+            {"steps", steps_},
+            {"units", units_},
+            {"iteration", iteration_},
+            {"top_units", top_units_},
+            {"top", {top_.epochs_run, top_.step}},
+            {"after", {after_.epochs_run, after_.step}},
+            {"sampler_state", top_sampler_state_},
+            {"samplers", std::move(samplers)}};
+  }
+
+  // Collective over the new generation: decides whose state counts, and gives
+  // it to the ranks that need it.
+  void agree(Clock::time_point began, const std::string& cause) {
+    const auto all = all_gather_object(status());
+    const int rank = get_rank();
+    const auto place = [](const Status& one) {
+      return std::pair(one.at("steps").get<int64_t>(),
+                       one.at("units").get<int64_t>());
+    };
+    std::optional<size_t> source;
+    Healing healing{.cause = cause};
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (all[r].at("joins").get<bool>()) {
+        healing.replaced.push_back(static_cast<int>(r));
+      }
+      if (!all[r].at("whole").get<bool>()) continue;
+      if (!source || place(all[*source]) < place(all[r])) source = r;
+    }
+    if (!source) {
+      throw std::runtime_error(
+          "HealedTraining: no rank has a whole state any more (" + cause +
+          " while the state was being updated); all ranks begin again from the "
+          "last snapshot");
+    }
+    const Status& from = all[*source];
+    healing.state_from = static_cast<int>(*source);
+    const auto is_behind = [&](const Status& one) {
+      return !one.at("whole").get<bool>() ||
+             one.at("steps") != from.at("steps");
+    };
+    const bool takes = is_behind(all[static_cast<size_t>(rank)]);
+    healing.repeated = !joins_ && !takes;
+    if (rank == static_cast<int>(*source)) {
+      for (size_t r = 0; r < all.size(); ++r) {
+        if (is_behind(all[r])) {
+          internal::send_snapshot(without_samplers(), static_cast<int>(r));
+        }
+      }
+    } else if (takes) {
+      take_state(internal::receive_snapshot(static_cast<int>(*source)));
+    }
+    if (healing.repeated) reload_objects();
+    if (joins_) take_top_of(from);
+    steps_ = from.at("steps").get<int64_t>();
+    passed_over_ = std::max(passed_over_, from.at("units").get<int64_t>());
+    from.at("after").at(0).get_to(after_.epochs_run);
+    from.at("after").at(1).get_to(after_.step);
+    is_whole_ = true;
+    drop_gradients();
+    if (!read_record() && joins_) {
+      TORCH_WARN(
+          "lockstep: the process before in the place of rank ", rank,
+          " left no state of its random generators after step ", steps_,
+          ", so this rank draws other random numbers than it would have");
+    }
+    require_same_state();
+    internal::run_reconfigured();
+    healing.took = std::chrono::duration_cast<std::chrono::microseconds>(
+        Clock::now() - began);
+    tell(healing);
+    healings_.push_back(std::move(healing));
+  }
+
+  Snapshot without_samplers() const {
+    Snapshot snapshot =
+        internal::snapshot_of_training(state_, /*objects=*/true);
+    for (const auto& [name, item] : state_.items) {
+      if (item.is_sampler()) snapshot.items.erase(name);
+    }
+    return snapshot;
+  }
+
+  void take_state(const Snapshot& snapshot) {
+    internal::TrainingLoad load(snapshot, state_, /*adopt=*/true);
+    load.apply();
+    load.apply_items();
+    state_.metadata = snapshot.metadata;
+  }
+
+  // Lets objects forget what they know of a computation that is begun again.
+  void reload_objects() {
+    for (const auto& [name, item] : state_.items) {
+      if (item.is_object() && !item.is_sampler()) {
+        item.prepare_load(item.state_dict())();
+      }
+    }
+  }
+
+  // This rank goes to the top of the loop in which `from` is.
+  void take_top_of(const Status& from) {
+    from.at("top").at(0).get_to(state_.epochs_run);
+    from.at("top").at(1).get_to(state_.step);
+    from.at("sampler_state").get_to(state_.sampler_state);
+    for (const auto& [name, values] : from.at("samplers").items()) {
+      const auto item = state_.items.find(name);
+      if (item == state_.items.end()) continue;
+      item->second.prepare_load({.values = internal::item_values_of(values)})();
+    }
+    // next() adds one. Before its first call there is no loop to begin.
+    iteration_ = std::max<int64_t>(0, from.at("iteration").get<int64_t>() - 1);
+    units_ = from.at("top_units").get<int64_t>();
+  }
+
+  // Throws on all ranks unless all have the same parameters and optimizer
+  // state. Collective.
+  void require_same_state() {
+    internal::Xxh3 sum;
+    const Snapshot snapshot =
+        internal::snapshot_of_training(state_, /*objects=*/false);
+    const auto add = [&](const at::Tensor& tensor) {
+      const auto bytes = internal::file_form(tensor);
+      sum.add(bytes.data_ptr(), bytes.nbytes());
+    };
+    for (const auto& parameter : state_.model->parameters()) {
+      if (parameter.defined()) add(parameter.detach());
+    }
+    if (snapshot.optimizer_state) {
+      for (const auto& [number, values] : snapshot.optimizer_state->state) {
+        for (const auto& [name, value] : values) {
+          if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+            add(*tensor);
+          }
+        }
+      }
+    }
+    internal::Agreement agreement(default_group());
+    agreement.hold("the number of steps", std::to_string(steps_));
+    agreement.hold("the checksum of parameters and optimizer state",
+                   internal::hex_of(sum.value()));
+    if (const auto difference = agreement.compare()) {
+      throw std::runtime_error(
+          "HealedTraining: after a rank was replaced, " + difference->words() +
+          "; all ranks begin again from the last snapshot");
+    }
+  }
+
+  // The rank whose state counted says what has happened.
+  void tell(const Healing& healing) const {
+    if (get_rank() != healing.state_from) return;
+    TORCH_WARN("lockstep: healed in ", healing.took.count() / 1000,
+               " ms: ", healing.cause, "; ",
+               internal::name_numbers(
+                   "rank", std::vector<size_t>(healing.replaced.begin(),
+                                               healing.replaced.end())),
+               " got the state of rank ", healing.state_from, " after ", steps_,
+               " steps");
+  }
+
+  TrainingState& state_;
+  // Null if this job does not heal; then nothing else here is used.
+  c10::intrusive_ptr<internal::LauncherStore> store_{};
+  std::optional<PlaceRecord> record_{};
+  int generation_ = 0;
+  bool joins_ = false;     // this process has no state yet
+  bool is_whole_ = true;   // no update has been begun and not completed
+  int64_t steps_ = 0;      // calls of run(compute, update), completed
+  int64_t units_ = 0;      // calls of run(), completed
+  int64_t iteration_ = 0;  // calls of next()
+  // Until units_ is this, calls of run() are passed over.
+  int64_t passed_over_ = 0;
+  // As of the last call of next(), before it took a batch.
+  int64_t top_units_ = 0;
+  LoopNumbers top_{};
+  SamplerState top_sampler_state_{};
+  std::map<std::string, ItemState> top_samplers_{};
+  LoopNumbers after_{};  // the last step
+  std::vector<Healing> healings_{};
+};
+
+HealedTraining::HealedTraining(TrainingState& state)
+    : work_(std::make_unique<Work>(state)) {}
+
+HealedTraining::~HealedTraining() = default;
+
+void HealedTraining::tell_next() { work_->next_begins(); }
+
+void HealedTraining::run(const std::function<void()>& compute,
+                         const std::function<void()>& update) {
+  work_->run_step(compute, update);
+}
+
+void HealedTraining::run(const std::function<void()>& function) {
+  work_->run_block(function);
+}
+
+const std::vector<Healing>& HealedTraining::healings() const {
+  return work_->healings();
+}
+
+}  // namespace lockstep

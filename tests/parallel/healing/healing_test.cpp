@@ -1,0 +1,197 @@
+// Trainings in which ranks die and are replaced end with the same bits as one
+// in which nobody died, and the other ranks keep their processes.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "tests/launch/launcher.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kTrainer = LOCKSTEP_BIN_DIR "/tests/healing_trainer";
+
+using Arguments = std::vector<std::string>;
+
+class Healing : public LauncherTest {
+ protected:
+  struct Training {
+    ProgramResult ended;
+    std::vector<std::string> results;  // by rank
+    int healings = 0;                  // as rank 0 counts them
+    int begun = 0;                     // processes that came to the training
+  };
+
+  std::unique_ptr<RunningProgram> start_training(const fs::path& folder,
+                                                 int ranks,
+                                                 const Arguments& arguments) {
+    fs::create_directories(folder);
+    Arguments line = {"--nproc-per-node=" + std::to_string(ranks),
+                      "--standby=2",
+                      "--heal",
+                      "--max-restarts=100",
+                      kTrainer,
+                      folder.string()};
+    line.insert(line.end(), arguments.begin(), arguments.end());
+    return start(line, {.environment = {"OMP_NUM_THREADS=1"}});
+  }
+
+  static Training result_of(const fs::path& folder, int ranks,
+                            ProgramResult ended) {
+    Training training{.ended = std::move(ended)};
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto path = folder / ("result-" + std::to_string(rank));
+      training.results.push_back(read_file(path));
+      if (rank == 0) {
+        training.healings =
+            std::atoi(read_file(path.string() + ".healings").c_str());
+      }
+    }
+    std::istringstream lines(training.ended.out);
+    for (std::string one; std::getline(lines, one);) {
+      if (one.find("ready ") != one.npos) ++training.begun;
+    }
+    return training;
+  }
+
+  Training train(const std::string& name, int ranks,
+                 const Arguments& arguments) {
+    const auto folder = scratch() / name;
+    auto job = start_training(folder, ranks, arguments);
+    return result_of(folder, ranks, job->finish(seconds(120)));
+  }
+
+  // Trains with and without these deaths. `deaths` processes die in their
+  // training, and as many take their places.
+  void expect_same(int ranks, const std::string& kills, int deaths,
+                   Arguments arguments = {}) {
+    const auto undisturbed = train("undisturbed", ranks, arguments);
+    ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+    arguments.push_back("kill=" + kills);
+    const auto healed = train("healed", ranks, arguments);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_THAT(healed.results[rank], HasSubstr("generator"));
+      EXPECT_EQ(healed.results[rank], undisturbed.results[rank])
+          << "rank " << rank << "\n"
+          << healed.ended.err;
+    }
+    EXPECT_EQ(undisturbed.begun, ranks);
+    EXPECT_EQ(healed.begun, ranks + deaths) << healed.ended.out;
+    EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("left no state")));
+  }
+};
+
+class HealingAt : public Healing,
+                  public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(HealingAt, RankOneDies) {
+  expect_same(2, "1@5:" + std::string(GetParam()), 1, {"snapshot=5"});
+}
+
+TEST_P(HealingAt, RankZeroOfThreeDies) {
+  expect_same(3, "0@5:" + std::string(GetParam()), 1, {"snapshot=5"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, HealingAt,
+                         ::testing::Values("next", "forward", "backward",
+                                           "computed", "update", "updated",
+                                           "snapshot", "throws"),
+                         [](const auto& info) { return info.param; });
+
+TEST_F(Healing, BeforeTheFirstStepAndInTheLast) {
+  expect_same(2, "0@0:forward,1@23:update", 2);
+}
+
+TEST_F(Healing, OneRankAfterTheOther) {
+  expect_same(3, "0@3:backward,1@4:update,2@9:computed,0@9:forward", 4);
+}
+
+TEST_F(Healing, TwoRanksAtOnce) {
+  expect_same(3, "0@5:backward,2@5:backward", 2);
+}
+
+TEST_F(Healing, TheProcessThatTakesAPlaceDiesBeforeItHasJoined) {
+  expect_same(2, "1@5:backward,1@0:joining", 1);
+}
+
+TEST_F(Healing, SubGroupsAreMadeAgain) {
+  expect_same(3, "1@5:backward,0@11:next", 2, {"groups=1"});
+}
+
+TEST_F(Healing, AccumulatedGradientsBeginAgain) {
+  expect_same(2, "1@5:backward,0@7:computed", 2, {"model=accumulate"});
+}
+
+TEST_F(Healing, AScaledLossIsUnscaledOnceMore) {
+  expect_same(2, "1@5:computed,0@7:update", 2, {"model=scaled"});
+}
+
+// Ranks are killed from outside at random moments.
+class HealingAtRandom : public Healing {
+ protected:
+  void storm(int ranks, int kills, uint32_t seed) {
+    const Arguments arguments = {"epochs=" + std::to_string(2 + kills),
+                                 "pause=2", "snapshot=7"};
+    const auto undisturbed = train("undisturbed", ranks, arguments);
+    ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+    const auto folder = scratch() / "healed";
+    auto job = start_training(folder, ranks, arguments);
+    std::mt19937 random(seed);
+    int begun = ranks;
+    int killed = 0;
+    for (; killed < kills; ++killed) {
+      job->await_output("ready ", begun, seconds(60));
+      std::this_thread::sleep_for(milliseconds(random() % 120));
+      // The last process that came as this rank.
+      const int rank = static_cast<int>(random() % ranks);
+      std::istringstream lines(job->out());
+      pid_t pid = 0;
+      for (std::string one; std::getline(lines, one);) {
+        int who = 0;
+        pid_t its = 0;
+        if (std::sscanf(one.c_str() + one.find("ready"), "ready %d %d", &who,
+                        &its) == 2 &&
+            who == rank) {
+          pid = its;
+        }
+      }
+      if (pid == 0 || ::kill(pid, SIGKILL) != 0) break;  // it has ended
+      ++begun;
+    }
+    const auto healed = result_of(folder, ranks, job->finish(seconds(120)));
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    EXPECT_GT(killed, kills / 2);
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_EQ(healed.results[rank], undisturbed.results[rank])
+          << "rank " << rank << "\n"
+          << healed.ended.err;
+    }
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  }
+};
+
+TEST_F(HealingAtRandom, TwoRanks) { storm(2, 5, 1); }
+TEST_F(HealingAtRandom, FourRanks) { storm(4, 5, 2); }
+
+}  // namespace
+}  // namespace lockstep::internal::testing

@@ -1,0 +1,103 @@
+// What a process that is killed at any moment has left in its place's memory.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/healing/place_record.h"
+
+namespace lockstep::internal {
+namespace {
+
+FileDescriptor memory() {
+  return FileDescriptor(::memfd_create("place", MFD_CLOEXEC));
+}
+
+void write(PlaceRecord& record, int64_t steps, const std::string& text) {
+  const PlaceRecord::Bytes whole = std::as_bytes(std::span(text));
+  // In two parts.
+  const std::vector<PlaceRecord::Bytes> parts = {
+      whole.first(text.size() / 2), whole.subspan(text.size() / 2)};
+  record.write(steps, parts);
+}
+
+std::string read(const PlaceRecord& record, int64_t steps) {
+  const auto bytes = record.read(steps);
+  if (!bytes) return "nothing";
+  return {reinterpret_cast<const char*>(bytes->data()), bytes->size()};
+}
+
+TEST(PlaceRecord, KeepsTheLastThreeAndTheNewestOfAStep) {
+  const auto place = memory();
+  PlaceRecord record(place, 100);
+  EXPECT_EQ(read(record, 0), "nothing");
+  write(record, 0, "begin 0");
+  write(record, 1, "computed 1");
+  write(record, 1, "begin 1");
+  EXPECT_EQ(read(record, 0), "begin 0");
+  EXPECT_EQ(read(record, 1), "begin 1");
+  write(record, 2, "computed 2");
+  EXPECT_EQ(read(record, 0), "nothing");
+  EXPECT_EQ(read(record, 1), "begin 1");
+  EXPECT_EQ(read(record, 2), "computed 2");
+}
+
+TEST(PlaceRecord, IsReadByTheNextProcessOfThePlace) {
+  const auto place = memory();
+  {
+    PlaceRecord record(place, 100);
+    write(record, 7, "seven");
+  }
+  PlaceRecord record(place, 100);
+  EXPECT_EQ(read(record, 7), "seven");
+  write(record, 8, "eight");
+  EXPECT_EQ(read(record, 7), "seven");
+}
+
+TEST(PlaceRecord, RefusesAnotherSize) {
+  const auto place = memory();
+  PlaceRecord record(place, 100);
+  EXPECT_THROW(PlaceRecord(place, 1000), std::runtime_error);
+  EXPECT_THROW(write(record, 0, std::string(1000, 'x')), std::length_error);
+}
+
+// A process is killed while it writes records of a step's number, repeated, as
+// fast as it can. Whatever is left is whole.
+TEST(PlaceRecord, IsWholeWheneverItsWriterIsKilled) {
+  constexpr size_t kNumbers = 4096;
+  for (int round = 0; round < 20; ++round) {
+    const auto place = memory();
+    PlaceRecord record(place, kNumbers * sizeof(int64_t));
+    const pid_t child = ::fork();
+    if (child == 0) {
+      for (int64_t step = 0;; ++step) {
+        const std::vector<int64_t> numbers(kNumbers, step);
+        const PlaceRecord::Bytes bytes = std::as_bytes(std::span(numbers));
+        record.write(step, std::span(&bytes, 1));
+      }
+    }
+    while (!record.read(100 + round)) ::usleep(100);
+    ::kill(child, SIGKILL);
+    ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+    int found = 0;
+    for (int64_t step = 0; step < 10'000'000 && found < 2; ++step) {
+      const auto bytes = record.read(step);
+      if (!bytes) continue;
+      ++found;
+      ASSERT_EQ(bytes->size(), kNumbers * sizeof(int64_t));
+      std::vector<int64_t> numbers(kNumbers);
+      std::memcpy(numbers.data(), bytes->data(), bytes->size());
+      EXPECT_EQ(numbers, std::vector<int64_t>(kNumbers, step));
+    }
+    EXPECT_EQ(found, 2);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::internal

@@ -1,0 +1,232 @@
+// One rank of a training that heals: `healing_trainer FOLDER [NAME=VALUE]...`.
+// Each rank writes FOLDER/result-RANK when it has ended: the checksums of what
+// the training has left, one a line. Two trainings with the same arguments but
+// `kill` must have the same.
+//
+//   epochs=N     (2)
+//   model=KIND   mlp: batch norm and dropout; accumulate: four batches a step,
+//                of which the first three are not averaged; scaled: bfloat16
+//                with a GradScaler
+//   snapshot=N   saves FOLDER/snapshots/ every N steps
+//   groups=1     also uses a group of each rank alone and one of all
+//   pause=MS     sleeps so long in each step, for tests that kill from outside
+//   kill=LIST    "RANK@STEP:MOMENT,...": that rank kills itself in that step,
+//                once: MOMENT is next, forward, backward, computed, update,
+//                updated, snapshot; or joining, of a process that takes a
+//                place; or throws, for an exception in forward
+
+#include <ATen/Functions.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/lockstep.h"
+
+#include "lockstep/checkpoint/loop_state.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/state_transfer.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/comm/reconfigure.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Kills {
+ public:
+  Kills(fs::path folder, const std::string& list) : folder_(std::move(folder)) {
+    std::istringstream all(list);
+    for (std::string one; std::getline(all, one, ',');) list_.push_back(one);
+  }
+
+  // Kills this process if the list says so and it has not been done.
+  void at(int64_t step, const std::string& moment) const {
+    const std::string here =
+        std::to_string(get_rank()) + "@" + std::to_string(step) + ":" + moment;
+    for (size_t i = 0; i < list_.size(); ++i) {
+      if (list_[i] != here) continue;
+      const auto mark = folder_ / ("killed-" + std::to_string(i));
+      if (fs::exists(mark)) continue;
+      std::ofstream(mark) << getpid();
+      if (moment == "throws") throw std::runtime_error("a mistake of the user");
+      ::raise(SIGKILL);
+    }
+  }
+
+ private:
+  fs::path folder_;
+  std::vector<std::string> list_{};
+};
+
+std::string checksum(const at::Tensor& tensor) {
+  const auto bytes = file_form(tensor);
+  return hex_of(xxh3(bytes.data_ptr(), bytes.nbytes()));
+}
+
+void write_result(const fs::path& path, const TrainingState& state,
+                  const HealedTraining& training) {
+  std::ostringstream all;
+  const auto snapshot = snapshot_of_training(state, /*objects=*/true);
+  all << "step " << snapshot.step << ", epochs " << snapshot.epochs_run << "\n";
+  for (const auto& [name, tensor] : snapshot.model_state) {
+    all << name << " " << checksum(tensor) << "\n";
+  }
+  for (const auto& [number, values] : snapshot.optimizer_state->state) {
+    for (const auto& [name, value] : values) {
+      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+        all << number << "." << name << " " << checksum(*tensor) << "\n";
+      }
+    }
+  }
+  for (const auto& group : state.optimizer->param_groups()) {
+    all << "lr " << group.options().get_lr() << "\n";
+  }
+  for (const auto& [name, item] : snapshot.items) {
+    for (const auto& [key, tensor] : item.tensors) {
+      all << name << "." << key << " " << checksum(tensor) << "\n";
+    }
+  }
+  all << "generator " << checksum(generator_state(state.model.get())) << "\n";
+  std::ofstream(path) << all.str();
+  std::ofstream(path.string() + ".healings") << training.healings().size();
+}
+
+int train(const fs::path& folder, std::map<std::string, std::string> given) {
+  const auto number = [&](const std::string& name, int64_t otherwise) {
+    return given.contains(name) ? std::stoll(given[name]) : otherwise;
+  };
+  const std::string kind = given.contains("model") ? given["model"] : "mlp";
+  auto group = init_process_group("lockstep");
+  const Kills kills(folder, given["kill"]);
+  ProcessGroupPtr alone;
+  ProcessGroupPtr other;
+  if (number("groups", 0) != 0) {
+    alone = new_subgroups(1);
+    other = new_group();
+  }
+
+  torch::manual_seed(1);
+  torch::nn::Sequential model(
+      torch::nn::Linear(16, 32), torch::nn::BatchNorm1d(32), torch::nn::ReLU(),
+      torch::nn::Dropout(0.5), torch::nn::Linear(32, 4));
+  const auto data = torch::randn({192, 16});
+  TensorDataset dataset(data, data.narrow(1, 0, 4).sin());
+  torch::manual_seed(100 + get_rank());
+  DistributedDataParallel<torch::nn::Sequential> ddp(model);
+  optim::AdamW optimizer(model->parameters(), {.lr = 0.01});
+  optim::StepLR scheduler(optimizer, {.step_size = 5});
+  AveragedModel<torch::nn::Sequential> average(model,
+                                               {.avg_fn = get_ema_avg_fn(0.9)});
+  DistributedSampler sampler(dataset);
+  GradScaler scaler({.enabled = kind == "scaled"});
+  DataLoader loader(dataset, sampler, {.batch_size = 8, .num_workers = 1});
+  TrainingState state{
+      .model = model.ptr(),
+      .optimizer = &optimizer,
+      .scheduler = &scheduler,
+      .items = {
+          {"sampler", sampler}, {"average", average}, {"scaler", scaler}}};
+  const auto snapshots = folder / "snapshots/";
+  if (number("snapshot", 0) != 0) load_snapshot(snapshots, state);
+  if (groups_are_apart()) kills.at(0, "joining");
+  HealedTraining training(state);
+  std::cout << "ready " << get_rank() << " " << getpid() << std::endl;
+
+  const auto backward = [&](const auto& batch, double share) {
+    auto input = batch.data;
+    if (input.size(0) == 8 && share == 1) {
+      input = input.clone();
+      input.requires_grad_(true);
+      input.register_hook(
+          [&](const at::Tensor&) { kills.at(state.step, "backward"); });
+    }
+    kills.at(state.step, "forward");
+    kills.at(state.step, "throws");
+    at::Tensor loss;
+    {
+      const Autocast autocast(at::kCPU, at::kBFloat16, kind == "scaled");
+      loss = torch::mse_loss(ddp(input), batch.target) * share;
+    }
+    scaler.scale(loss).backward();
+  };
+  const auto update = [&] {
+    kills.at(state.step, "update");
+    scaler.step(optimizer);
+    scaler.update();
+    scheduler.step();
+    average.update_parameters(model);
+    ++state.step;
+    kills.at(state.step, "updated");
+  };
+  for (int64_t epoch = state.next_epoch(); epoch < number("epochs", 2);
+       ++epoch) {
+    sampler.set_epoch(epoch);
+    std::vector<torch::data::Example<>> batches;
+    while (const auto* batch = training.next(loader)) {
+      kills.at(state.step, "next");
+      training.run(
+          [&] {
+            std::this_thread::sleep_for(
+                std::chrono::milliseconds(number("pause", 0)));
+            optimizer.zero_grad();
+            if (kind == "accumulate") {
+              const auto no_sync = ddp.no_sync();
+              backward(*batch, 0.5);
+            }
+            backward(*batch, kind == "accumulate" ? 0.5 : 1);
+            if (alone) {
+              auto one = at::ones({3});
+              all_reduce(one, {.group = alone});
+              all_reduce(one, {.group = other});
+              if (one[0].item<int64_t>() != get_world_size()) {
+                throw std::logic_error("a wrong sum");
+              }
+            }
+            scaler.unscale_(optimizer);
+            kills.at(state.step, "computed");
+          },
+          update);
+      if (number("snapshot", 0) != 0 &&
+          state.step % number("snapshot", 0) == 0) {
+        training.run([&] {
+          kills.at(state.step, "snapshot");
+          save_snapshot(snapshots, state, {.keep_last = 2});
+        });
+      }
+    }
+    state.epochs_run = epoch;
+  }
+  write_result(folder / ("result-" + std::to_string(get_rank())), state,
+               training);
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
+
+int main(int argc, char** argv) {
+  return lockstep::record([&] {
+    std::map<std::string, std::string> given;
+    for (int i = 2; i < argc; ++i) {
+      const std::string one = argv[i];
+      given[one.substr(0, one.find('='))] = one.substr(one.find('=') + 1);
+    }
+    return lockstep::internal::testing::train(argv[1], std::move(given));
+  });
+}
