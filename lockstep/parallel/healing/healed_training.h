@@ -14,11 +14,11 @@ namespace lockstep {
 
 // What happened when a rank was lost and training went on.
 struct Healing {
-  std::string cause;               // "rank 1 died: SIGKILL"
-  std::vector<int> replaced;       // the ranks that are new processes
-  int state_from = 0;              // the rank that the others copied
-  bool repeated = false;           // whether this rank repeats what it did
-  std::chrono::microseconds took;  // from the failure to the next attempt
+  std::string cause{};              // "rank 1 died: SIGKILL"
+  std::vector<int> replaced{};      // the ranks that are new processes
+  int state_from{0};                // the rank that the others copied
+  bool repeated{false};             // whether this rank does its part again
+  std::chrono::microseconds took{};  // from the failure to the next attempt
 };
 
 // A training that goes on when a rank dies. Under
