@@ -28,6 +28,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/placement.h
   comm/point_to_point.h
   comm/process_group.h
+  comm/reconfigure.h
   comm/record.h
   comm/register_backend.h
   comm/stop_request.h

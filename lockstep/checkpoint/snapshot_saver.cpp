@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
@@ -16,8 +17,10 @@
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
 #include "lockstep/comm/errors.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/stop_signals.h"
 #include "lockstep/worker/training_counters.h"
 
@@ -86,6 +89,9 @@ class SnapshotSaver::Impl {
         signals_(options_.stop_signals),
         seen_step_(state.step) {
     internal::require_savable(path_, state_, save_options(), ranks_);
+    if (internal::job_heals()) {
+      on_reconfigured_.emplace([this] { begin_again(); });
+    }
   }
 
   ~Impl() {
@@ -180,6 +186,17 @@ class SnapshotSaver::Impl {
   }
 
  private:
+  // A new process has made its saver anew. All ranks must find the same saves
+  // due, and exchange texts at the new generation's part of the store.
+  void begin_again() {
+    wait();
+    const auto agreed = ranks_.any({seen_step_, stop_requested_ ? 1 : 0});
+    seen_step_ = agreed[0];
+    stop_requested_ = agreed[1] != 0;
+    saves_ = 0;
+    ranks_of_thread_ = options_.in_background ? ranks_.through_store() : ranks_;
+  }
+
   SnapshotOptions save_options() const {
     return {.group = options_.group,
             .keep_last = options_.keep_last,
@@ -287,7 +304,7 @@ class SnapshotSaver::Impl {
   const TrainingState& state_;
   const SnapshotSaverOptions options_;
   const Ranks ranks_;
-  const Ranks ranks_of_thread_;
+  Ranks ranks_of_thread_;
   const internal::StopSignals signals_;
 
   // When to save.
@@ -314,6 +331,8 @@ class SnapshotSaver::Impl {
   bool copy_is_pending_ = false;
   std::chrono::duration<double> blocked_{};
   std::thread thread_;
+  // If the training can be healed.
+  std::optional<internal::OnReconfigured> on_reconfigured_{};
 };
 
 SnapshotSaver::SnapshotSaver(std::string path, const TrainingState& state,

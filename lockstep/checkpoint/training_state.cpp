@@ -20,6 +20,7 @@
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/state_items.h"
 #include "lockstep/checkpoint/state_transfer.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/training_counters.h"
@@ -191,6 +192,8 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
                              const LoadSnapshotOptions& options) {
   const internal::UserFunction function("load_snapshot()");
+  // The state comes from the other ranks, once this one has joined them.
+  if (internal::groups_are_apart()) return {};
   const internal::Span span("snapshot", "load");
   const Ranks ranks(options.group);
   const bool warns = options.will_save && ranks.rank() == 0;

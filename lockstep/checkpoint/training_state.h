@@ -204,6 +204,10 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // names the rank); if the file is missing on some ranks only, or is not the
 // same on all. A folder of snapshots throws for damage only if no snapshot in
 // it can be loaded.
+//
+// In a process that takes the place of a rank that died (HealedTraining) this
+// loads nothing, and returns as if there were no file: the state comes from the
+// other ranks.
 LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
                              const LoadSnapshotOptions& options = {});
 

@@ -12,6 +12,7 @@
 #include <c10/util/Exception.h>
 
 #include "lockstep/comm/accelerator.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/register_backend.h"
 
@@ -167,6 +168,10 @@ bool imagines_peers(const std::string& config) {
   return std::ranges::all_of(resolve_backends(config), [](const auto& each) {
     return each.second->imagines_peers;
   });
+}
+
+bool imagines_peers(const ProcessGroup& group) {
+  return inside(group).is_apart() || imagines_peers(group.backend_config());
 }
 
 }  // namespace lockstep::internal

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -40,6 +41,12 @@ struct BackendRequest {
   std::string group_name;
   std::vector<int> global_ranks;
   c10::DeviceType device_type = c10::kCPU;  // of the tensors
+  // How long to wait for the other ranks; none means `timeout`.
+  std::optional<std::chrono::milliseconds> meets_within{};
+
+  std::chrono::milliseconds time_to_meet() const {
+    return meets_within.value_or(timeout);
+  }
 
   // The ranks of the group, as they meet in `store`.
   StoreMembers members() const {
@@ -73,6 +80,10 @@ struct BackendEntry {
   // Whether Python has the same backend, so that ranks of Python's
   // torch.distributed may be in the group.
   bool python_may_join = false;
+  // Whether a backend that was aborted can be destroyed at once, also with
+  // operations pending, and another one made for the same ranks
+  // (reconfigure.h).
+  bool can_be_made_again = false;
 };
 
 // Returns the backends in the order in which they are registered, Lockstep's
@@ -95,8 +106,8 @@ bool python_may_join(const std::string& config);
 // pretend that the other ranks exist. Code that waits for something that
 // another rank writes must ask first.
 bool imagines_peers(const std::string& config);
-inline bool imagines_peers(const ProcessGroup& group) {
-  return imagines_peers(group.backend_config());
-}
+// The same for the group's backends; also for those of a group that is apart
+// (groups_are_apart()).
+bool imagines_peers(const ProcessGroup& group);
 
 }  // namespace lockstep::internal

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include "lockstep/comm/backend_traits.h"
 
 namespace lockstep::internal {
@@ -12,30 +14,50 @@ namespace lockstep::internal {
 GroupInside::GroupInside(std::string name, int rank,
                          std::vector<int> global_ranks,
                          std::chrono::milliseconds timeout,
-                         c10::intrusive_ptr<c10d::Store> store,
-                         std::shared_ptr<LifeSigns> life_signs,
-                         Backends backends, std::string backend_config,
+                         Generation generation, std::string backend_config,
                          bool checks_calls)
     : ProcessGroup(std::move(name), rank, std::move(global_ranks), timeout,
-                   std::move(backend_config), checks_calls),
-      store_(std::move(store)),
-      backends_(std::move(backends)),
-      life_signs_(std::move(life_signs)),
-      flight_(FlightRecorder::make({.name = name_,
-                                    .rank = rank_,
-                                    .ranks = global_ranks_,
-                                    .backend = backend_config_})) {
-  if (auto cpu = backends_.find(c10::kCPU); cpu != backends_.end()) {
-    direct_reduce_ = dynamic_cast<DirectReduce*>(cpu->second.get());
+                   std::move(backend_config), checks_calls) {
+  begin_generation(std::move(generation));
+}
+
+void GroupInside::begin_generation(Generation generation) {
+  now_ = std::move(generation);
+  const auto cpu = now_.backends.find(c10::kCPU);
+  direct_reduce_ = cpu == now_.backends.end()
+                       ? nullptr
+                       : dynamic_cast<DirectReduce*>(cpu->second.get());
+  aborted_ = false;
+  {
+    const std::lock_guard lock(cause_mutex_);
+    cause_.clear();
   }
+  flight_ = FlightRecorder::make({.name = name_,
+                                  .rank = rank_,
+                                  .ranks = global_ranks_,
+                                  .backend = backend_config_});
+  sequence_number_ = entries_ = roll_calls_ = 0;
+}
+
+void GroupInside::end_generation() {
+  if (!now_.backends.empty()) {
+    try {
+      abort();
+    } catch (const std::exception&) {
+      // A connection of a backend is broken already.
+    }
+  }
+  direct_reduce_ = nullptr;
+  now_.backends.clear();
+  now_.store.reset();
+  now_.life_signs.reset();
 }
 
 GroupInside::~GroupInside() {
   if (!is_foreign()) return;
   // The backends' destructors would wait for threads that only the parent has,
   // and write to sockets and memory that are the parent's.
-  (void)std::make_unique<Backends>(std::move(backends_)).release();
-  [[maybe_unused]] auto* const kept_store = store_.release();
+  (void)std::make_unique<Generation>(std::move(now_)).release();
 }
 
 c10d::Backend& GroupInside::backend(c10::DeviceType type) const {
@@ -45,8 +67,9 @@ c10d::Backend& GroupInside::backend(c10::DeviceType type) const {
                                 "' was destroyed; use a group that lives, or "
                                 "destroy it after its last operation");
   }
-  auto found = backends_.find(type);
-  if (found == backends_.end()) {
+  if (now_.backends.empty()) refuse_without_generation();
+  auto found = now_.backends.find(type);
+  if (found == now_.backends.end()) {
     throw std::invalid_argument(
         "group '" + name_ + "' has no backend for tensors on " +
         c10::DeviceTypeName(type, /*lower_case=*/true) +
@@ -64,14 +87,20 @@ void GroupInside::refuse_in_child() const {
       "the child, as a rank of a world of its own");
 }
 
+void GroupInside::refuse_without_generation() const {
+  throw c10::DistBackendError(
+      "group '" + name_ +
+      "' has lost a rank, and reconfigure() has not made it again");
+}
+
 uint64_t GroupInside::next_split(const std::vector<int>& ranks) {
   const std::lock_guard lock(splits_mutex_);
   return ++splits_[ranks];
 }
 
 bool GroupInside::hears_departures() const {
-  const auto cpu = backends_.find(c10::kCPU);
-  if (cpu == backends_.end()) return false;
+  const auto cpu = now_.backends.find(c10::kCPU);
+  if (cpu == now_.backends.end()) return false;
   const auto* notices = dynamic_cast<const PeerNotices*>(cpu->second.get());
   return notices != nullptr && notices->knows_all_peers();
 }
@@ -81,7 +110,7 @@ void GroupInside::leave() {
   closed_ = true;
   direct_reduce_ = nullptr;
   if (aborted_) return;
-  for (const auto& [type, backend] : backends_) {
+  for (const auto& [type, backend] : now_.backends) {
     if (auto* notices = dynamic_cast<PeerNotices*>(backend.get())) {
       notices->leave();
     }
@@ -90,7 +119,7 @@ void GroupInside::leave() {
 
 void GroupInside::await_peers(const Deadline& deadline) const {
   if (is_foreign() || aborted_) return;
-  for (const auto& [type, backend] : backends_) {
+  for (const auto& [type, backend] : now_.backends) {
     traits_of(*backend).await_peers(deadline);
   }
 }
@@ -100,7 +129,7 @@ void GroupInside::close() {
   leave();
   // A backend that was aborted may wait for its peers for ever.
   if (aborted_) return;
-  for (const auto& [type, backend] : backends_) {
+  for (const auto& [type, backend] : now_.backends) {
     if (!traits_of(*backend).needs_shutdown()) continue;
     try {
       backend->shutdown();
@@ -108,7 +137,7 @@ void GroupInside::close() {
       // Operations of it have failed, and their works threw that.
     }
   }
-  backends_.clear();
+  now_.backends.clear();
 }
 
 void GroupInside::keep_cause(const std::string& cause) {
@@ -117,7 +146,7 @@ void GroupInside::keep_cause(const std::string& cause) {
     const std::lock_guard lock(cause_mutex_);
     if (cause_.empty()) cause_ = cause;
   }
-  for (auto& [type, backend] : backends_) {
+  for (auto& [type, backend] : now_.backends) {
     auto* notices = dynamic_cast<PeerNotices*>(backend.get());
     if (notices != nullptr) notices->keep_cause(cause);
   }

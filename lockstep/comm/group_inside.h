@@ -30,25 +30,46 @@ class GroupInside final : public ProcessGroup {
  public:
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
 
+  // What a group has until one of its ranks is replaced (reconfigure.h).
+  struct Generation {
+    c10::intrusive_ptr<c10d::Store> store{};  // the group's own part
+    std::shared_ptr<LifeSigns> life_signs{};  // of the default group, or none
+    Backends backends{};
+    bool apart = false;  // groups_are_apart()
+  };
+
   // `global_ranks[i]` is the rank in the default group of this group's rank i.
-  // `life_signs` are those of the default group, or none.
   GroupInside(std::string name, int rank, std::vector<int> global_ranks,
-              std::chrono::milliseconds timeout,
-              c10::intrusive_ptr<c10d::Store> store,
-              std::shared_ptr<LifeSigns> life_signs, Backends backends,
+              std::chrono::milliseconds timeout, Generation generation,
               std::string backend_config, bool checks_calls);
   ~GroupInside();
 
+  // Fails the pending operations of this rank, and those in which peers wait
+  // for it, and releases all that the group has. The group is of no use until
+  // begin_generation(). No other thread may use the group meanwhile.
+  void end_generation();
+  // Gives the group new backends. Calls are numbered from 1 again, and the
+  // flight record begins anew: otherwise the numbers of two generations would
+  // be compared with each other.
+  void begin_generation(Generation generation);
+  // Whether this rank has made the group without the others.
+  bool is_apart() const { return now_.apart; }
+
   // The group's own part of the store. A rank that asks in vain for a key is
-  // told if a rank of the group is gone (watched_store.h).
-  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  // told if a rank of the group is gone (watched_store.h). Throws
+  // c10::DistBackendError after end_generation().
+  const c10::intrusive_ptr<c10d::Store>& store() const {
+    if (!now_.store) refuse_without_generation();
+    return now_.store;
+  }
 
   // Throws std::invalid_argument if the group has no backend for tensors of
   // `type` (it names the device types that there are) or was destroyed;
-  // std::runtime_error in a forked child process.
+  // c10::DistBackendError after end_generation(); std::runtime_error in a
+  // forked child process.
   c10d::Backend& backend(c10::DeviceType type) const;
   bool has_backend(c10::DeviceType type) const {
-    return backends_.contains(type);
+    return now_.backends.contains(type);
   }
 
   // Numbers the collectives of this group from 1, in the order in which they
@@ -106,11 +127,10 @@ class GroupInside final : public ProcessGroup {
   friend class lockstep::ProcessGroup;
 
   [[noreturn]] void refuse_in_child() const;
+  [[noreturn]] void refuse_without_generation() const;
 
   const ProcessMark made_in_{};
-  c10::intrusive_ptr<c10d::Store> store_;
-  Backends backends_;
-  std::shared_ptr<LifeSigns> life_signs_;
+  Generation now_;
   DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   bool closed_ = false;
   bool aborted_ = false;

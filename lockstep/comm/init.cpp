@@ -15,7 +15,6 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/no_destructor.h"
 #include "lockstep/comm/accelerator.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/errors.h"
@@ -24,9 +23,11 @@
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
+#include "lockstep/comm/world.h"
 #include "lockstep/state/digest.h"
 #include "lockstep/worker/error_file.h"
 #include "lockstep/worker/flight_dump.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/rank_environment.h"
 #include "lockstep/worker/standby_place.h"
 #include "lockstep/worker/status_publisher.h"
@@ -35,6 +36,11 @@ namespace lockstep {
 namespace {
 
 using internal::inside;
+using internal::is_foreign;
+using internal::NewGroup;
+using internal::part_of;
+using internal::World;
+using internal::world;
 using std::chrono::milliseconds;
 
 // How long the ranks wait for each other when they leave a store that rank 0
@@ -45,103 +51,8 @@ constexpr std::chrono::seconds kCloseTimeout{1};
 // it back, because a peer has failed before it was in its group.
 constexpr milliseconds kBackAllowance{200};
 
-// The one global of the library: the default group, as in Python, and what new
-// groups are made from.
-struct World {
-  std::mutex mutex{};
-  ProcessGroupPtr group{};
-  std::optional<internal::Rendezvous> meeting{};
-  // The default group's own part of the store ("default_pg", "0/"). The parts
-  // of new groups lie in it, as in Python.
-  c10::intrusive_ptr<c10d::Store> store{};
-  std::shared_ptr<internal::LifeSigns> life_signs{};
-  std::unique_ptr<internal::StatusPublisher> status{};
-  std::vector<ProcessGroupPtr> subgroups{};
-  int group_count = 0;  // names new groups, as Python counts
-  // Groups that an exception left with operations pending. A backend's
-  // destructor would wait for these, so the groups live until the process ends.
-  std::vector<ProcessGroupPtr> aborted{};
-};
-
-World& world() {
-  // Never destroyed: otherwise a group that outlives main() would meet a
-  // LibTorch whose statics are gone.
-  static internal::NoDestructor<World> instance;
-  return *instance;
-}
-
 std::string device_name(c10::DeviceType type) {
   return c10::DeviceTypeName(type, /*lower_case=*/true);
-}
-
-struct NewGroup {
-  std::string number;  // Python's name for it; the prefix of its keys
-  std::string name;    // the name in messages
-  int rank;
-  std::vector<int> global_ranks;
-  std::string config;
-  milliseconds timeout;
-  bool checks_calls;
-};
-
-internal::GroupInside::Backends make_backends(
-    const NewGroup& group,
-    const c10::intrusive_ptr<internal::WatchedStore>& store,
-    std::string& canonical) {
-  internal::GroupInside::Backends backends;
-  for (const auto& [type, entry] : internal::resolve_backends(group.config)) {
-    internal::BackendRequest request{
-        .store = c10::make_intrusive<c10d::PrefixStore>(device_name(type) + "/",
-                                                        store),
-        .rank = group.rank,
-        .size = static_cast<int>(group.global_ranks.size()),
-        .timeout = group.timeout,
-        .group_name = group.number,
-        .global_ranks = group.global_ranks,
-        .device_type = type};
-    try {
-      store->require_all_alive();
-      backends.emplace(type, entry->create(request));
-    } catch (const std::invalid_argument&) {
-      throw;  // its text says what is wrong with the arguments
-    } catch (const std::exception& error) {
-      throw c10::DistBackendError(c10::str(
-          "rank ", group.global_ranks[group.rank], " of group '", group.name,
-          "' (", request.size, " ranks) could not connect to its peers by \"",
-          entry->name, "\" (allowed ", group.timeout.count(),
-          " ms): ", internal::words_of(error)));
-    }
-    canonical +=
-        (canonical.empty() ? "" : ",") + device_name(type) + ":" + entry->name;
-  }
-  return backends;
-}
-
-// `store` is the group's own part of the store. The device types have their
-// parts in that, as in Python's _new_process_group_helper.
-ProcessGroupPtr make_group(
-    const NewGroup& group, const c10::intrusive_ptr<c10d::Store>& store,
-    const std::shared_ptr<internal::LifeSigns>& life_signs) {
-  const auto watched = c10::make_intrusive<internal::WatchedStore>(
-      store, life_signs, group.global_ranks);
-  std::string canonical;
-  internal::GroupInside::Backends backends;
-  try {
-    backends = make_backends(group, watched, canonical);
-  } catch (const std::exception& error) {
-    watched->give_up(c10::str("rank ", group.global_ranks[group.rank],
-                              " gave up: ", internal::words_of(error)));
-    throw;
-  }
-  return ProcessGroupPtr(std::make_shared<internal::GroupInside>(
-      group.name, group.rank, group.global_ranks, group.timeout,
-      c10::make_intrusive<c10d::PrefixStore>("lockstep/", watched), life_signs,
-      std::move(backends), canonical, group.checks_calls));
-}
-
-c10::intrusive_ptr<c10d::Store> part_of(
-    const std::string& number, const c10::intrusive_ptr<c10d::Store>& store) {
-  return c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
 }
 
 // Returns the timeout that was given, or `otherwise` if there is none; cut to
@@ -181,10 +92,6 @@ void abandon_world(World& w) {
   w.subgroups.clear();
   w.aborted.clear();
   w.group_count = 0;
-}
-
-bool is_foreign(const World& w) {
-  return w.group && inside(w.group).is_foreign();
 }
 
 // Called while the process ends, maybe in the middle of anything, so it does
@@ -303,23 +210,6 @@ struct Origin {
   std::shared_ptr<internal::LifeSigns> life_signs;
 };
 
-// Gives the sign of this rank's life, or tells the others why there is none.
-std::shared_ptr<internal::LifeSigns> begin_life(
-    const internal::Rendezvous& meeting,
-    const c10::intrusive_ptr<c10d::Store>& store) {
-  try {
-    return std::make_shared<internal::LifeSigns>(
-        c10::make_intrusive<c10d::PrefixStore>("lockstep/", store),
-        meeting.rank, meeting.world_size, meeting.hosted_by_rank_zero);
-  } catch (const std::exception&) {
-    c10::make_intrusive<internal::WatchedStore>(store, nullptr,
-                                                std::vector<int>())
-        ->give_up(c10::str("rank ", meeting.rank, " gave up: ",
-                           internal::words_of(std::current_exception())));
-    throw;
-  }
-}
-
 // Returns whether the environment asks for compared calls. As in Python, the
 // case of the letters does not matter, and other words are refused.
 bool debug_level_is_detail() {
@@ -392,15 +282,17 @@ ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
                               int rank, std::vector<int> global_ranks,
                               const std::string& backend,
                               milliseconds timeout) {
-  auto group =
-      make_group({.number = origin.number,
-                  .name = origin.number,
-                  .rank = rank,
-                  .global_ranks = std::move(global_ranks),
-                  .config = backend.empty() ? parent.backend_config() : backend,
-                  .timeout = timeout,
-                  .checks_calls = parent.checks_calls()},
-                 part_of(origin.number, origin.store), origin.life_signs);
+  auto group = internal::make_group(
+      {.number = origin.number,
+       .name = origin.number,
+       .rank = rank,
+       .global_ranks = std::move(global_ranks),
+       .config = backend.empty() ? parent.backend_config() : backend,
+       .timeout = timeout,
+       .checks_calls = parent.checks_calls()},
+      {.store = part_of(origin.number, origin.store),
+       .life_signs = origin.life_signs,
+       .apart = inside(parent).is_apart()});
   std::lock_guard lock(world().mutex);
   world().subgroups.push_back(group);
   return group;
@@ -479,7 +371,10 @@ ProcessGroupGuard join_world(const std::string& backend,
       internal::bounded_timeout(given.timeout.value_or(kDefaultTimeout));
   options.timeout = timeout;
   ignore_sigpipe();
-  auto meeting = meet(backend, options);
+  // This process takes the place of one that died.
+  const bool apart = internal::generation_joined() != 0 && !w.has_joined;
+  auto meeting =
+      apart ? internal::rendezvous_apart(options) : meet(backend, options);
   if (meeting.kept_by_launcher) internal::tell_agent_meets();
   internal::arm_crash_handler();
   // A store that is given is used as it is; Python does the same.
@@ -488,7 +383,7 @@ ProcessGroupGuard join_world(const std::string& backend,
     store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   }
   store = part_of("0", store);
-  const auto life_signs = begin_life(meeting, store);
+  const auto life_signs = internal::begin_life(meeting, store);
   NewGroup group{.number = "0",
                  .name = kDefaultGroupName,
                  .rank = meeting.rank,
@@ -520,19 +415,18 @@ ProcessGroupGuard join_world(const std::string& backend,
       throw std::invalid_argument(*refusal);
     }
     const auto leaving = internal::Deadline::after(timeout);
-    if (needs_devices) internal::await_leave(leaving);
-    made = make_group(group, store, life_signs);
+    if (needs_devices && !apart) internal::await_leave(leaving);
+    made = internal::make_group(
+        group, {.store = store, .life_signs = life_signs, .apart = apart});
     life_signs->learn_all();
-    if (!needs_devices) internal::await_leave(leaving);
+    if (!needs_devices && !apart) internal::await_leave(leaving);
     meeting.remember_host();
   } catch (const c10::Error& error) {
     meeting.remember_host();
     auto absent = meeting.absent_ranks();
     leave();
     if (absent.empty()) throw;
-    throw c10::DistBackendError(c10::str(
-        "init_process_group: a world of ", meeting.world_size,
-        ", absent: rank ", absent, "; ", error.what_without_backtrace()));
+    internal::throw_absent("init_process_group", meeting, absent, error);
   } catch (const internal::CalledBack&) {
     // So are the other ranks, or they are gone.
     life_signs->leave(internal::LifeSigns::End::failed);
@@ -548,6 +442,7 @@ ProcessGroupGuard join_world(const std::string& backend,
   w.store = std::move(store);
   w.life_signs = life_signs;
   w.group_count = 1;
+  w.apart = apart;
   w.meeting = std::move(meeting);
   w.status = std::make_unique<internal::StatusPublisher>(group.rank);
   internal::forget_failure();
@@ -677,6 +572,7 @@ c10::Device local_device() {
 ProcessGroupPtr new_group(std::vector<int> ranks,
                           const NewGroupOptions& options) {
   auto parent = default_group();
+  inside(parent).backend(parent->control_device().type());  // throws if lost
   if (ranks.empty()) ranks = parent->global_ranks();
   std::sort(ranks.begin(), ranks.end());
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() ||

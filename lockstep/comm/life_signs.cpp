@@ -149,11 +149,13 @@ void LifeSigns::take_in(Peer& peer, const std::string& said) {
 
 void LifeSigns::learn_all() {
   std::lock_guard lock(mutex_);
-  if (identity_.empty() || peers_.size() == 1) return;
+  has_all_ = peers_.size() == 1;
+  if (identity_.empty() || has_all_) return;
   std::vector<std::string> keys;
   for (const int rank : everyone()) keys.push_back(key(rank));
   try {
     if (!store_->check(keys)) return;  // some ranks are Python's
+    has_all_ = true;
     const auto all = store_->multiGet(keys);
     for (const int rank : everyone()) {
       take_in(peers_[rank], {all[rank].begin(), all[rank].end()});
@@ -161,6 +163,11 @@ void LifeSigns::learn_all() {
   } catch (const c10::Error&) {
     store_failed_ = true;
   }
+}
+
+bool LifeSigns::has_all() {
+  std::lock_guard lock(mutex_);
+  return has_all_;
 }
 
 // Returns how a peer ended whose socket has no owner any more.

@@ -69,6 +69,9 @@ class LifeSigns {
   // Reads from the store, after all ranks have come, where to look for each of
   // them: so this is still known when the store is gone.
   void learn_all();
+  // Returns whether learn_all() has found a sign of every rank, so that none is
+  // Python's.
+  bool has_all();
 
   // Says how this rank ends its part. From then on it is gone for the others.
   // Only the first call counts. Throws nothing: if the store is gone, the peers
@@ -103,6 +106,7 @@ class LifeSigns {
   std::string identity_;  // of this host; empty if it has none
   std::vector<Peer> peers_;
   bool store_failed_ = false;
+  bool has_all_ = false;
 };
 
 // Returns "rank 2 died; rank 3 left because of an error"; empty if none is

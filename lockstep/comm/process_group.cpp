@@ -27,12 +27,13 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
 std::string ProcessGroup::failed_peers() const {
   const auto& in = internal::inside(*this);
   std::vector<internal::LifeSigns::Gone> gone;
-  if (in.life_signs_) gone = in.life_signs_->gone_for_good(global_ranks_);
+  if (in.now_.life_signs)
+    gone = in.now_.life_signs->gone_for_good(global_ranks_);
   // Whether a rank that left normally is missed is for the backend to judge: it
   // may have given all that its peers need.
   std::string words = internal::words_of(gone);
   if (in.closed_) return words;
-  for (const auto& [type, backend] : in.backends_) {
+  for (const auto& [type, backend] : in.now_.backends) {
     const auto* notices =
         dynamic_cast<const internal::PeerNotices*>(backend.get());
     if (notices == nullptr) continue;
@@ -64,8 +65,10 @@ int ProcessGroup::global_rank(int group_rank) const {
 
 c10::Device ProcessGroup::control_device() const {
   const auto& in = internal::inside(*this);
-  if (in.closed_ || in.has_backend(c10::kCPU)) return c10::Device(c10::kCPU);
-  const auto& [type, backend] = *in.backends_.begin();
+  if (in.closed_ || in.now_.backends.empty() || in.has_backend(c10::kCPU)) {
+    return c10::Device(c10::kCPU);
+  }
+  const auto& [type, backend] = *in.now_.backends.begin();
   return backend->getBoundDeviceId().value_or(c10::Device(type));
 }
 
@@ -78,7 +81,7 @@ void ProcessGroup::abort(const std::string& cause) {
     const std::lock_guard lock(in.cause_mutex_);
     first = in.cause_;
   }
-  for (auto& [type, backend] : in.backends_) {
+  for (auto& [type, backend] : in.now_.backends) {
     auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get());
     if (notices != nullptr && !first.empty()) {
       notices->abort_because(first);

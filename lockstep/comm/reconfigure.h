@@ -54,8 +54,8 @@ bool supports_reconfigure(const ProcessGroupPtr& group = nullptr);
 // group meanwhile.
 //
 // Throws std::invalid_argument if a group cannot be made again, or this rank
-// and another have made different groups; c10::DistError with the ranks that are
-// absent at the timeout, or that are gone; and what `look` throws. Then the
+// and another have made different groups; c10::DistError with the ranks that
+// are absent at the timeout, or that are gone; and what `look` throws. Then the
 // groups are of no use, except that reconfigure() may be called again with
 // another uuid.
 void reconfigure(const ReconfigureOptions& options);

@@ -522,6 +522,10 @@ Rendezvous imagined_rendezvous(const std::string& backend,
                        : "init_method \"" + options.init_method + "\"") +
         " was given; give only rank and world_size");
   }
+  return rendezvous_apart(options);
+}
+
+Rendezvous rendezvous_apart(const InitProcessGroupOptions& options) {
   int64_t world_size = options.world_size;
   if (world_size < 0) {
     world_size = get_env_int("WORLD_SIZE", 1, kMaxRank).value_or(1);
@@ -530,6 +534,18 @@ Rendezvous imagined_rendezvous(const std::string& backend,
   if (rank < 0) rank = get_env_int("RANK", 0, kMaxRank).value_or(0);
   return without_check_in(c10::make_intrusive<c10d::HashStore>(),
                           checked_place(rank, world_size));
+}
+
+c10::intrusive_ptr<c10d::Store> launcher_store(
+    std::chrono::milliseconds timeout) {
+  const auto socket =
+      launcher_store_for(get_rank_env_int("MASTER_PORT", 0, 65535).value_or(0));
+  if (!socket) {
+    throw std::invalid_argument(
+        "LOCKSTEP_STORE names no store of a launcher for this world; start the "
+        "program with `lockstep run`");
+  }
+  return c10::make_intrusive<LauncherStore>(*socket, timeout);
 }
 
 }  // namespace lockstep::internal

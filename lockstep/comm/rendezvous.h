@@ -90,4 +90,14 @@ Rendezvous rendezvous(const LaunchedWorld& world,
 Rendezvous imagined_rendezvous(const std::string& backend,
                                const InitProcessGroupOptions& options);
 
+// Does the same for a process that takes the place of one that died, and joins
+// the others later (reconfigure.h). `options` may name a place to meet, which
+// is not used.
+Rendezvous rendezvous_apart(const InitProcessGroupOptions& options);
+
+// Connects to the store that the launcher keeps for this attempt. Throws
+// std::invalid_argument if there is none, and c10::DistNetworkError.
+c10::intrusive_ptr<c10d::Store> launcher_store(
+    std::chrono::milliseconds timeout);
+
 }  // namespace lockstep::internal

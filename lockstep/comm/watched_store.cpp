@@ -23,10 +23,11 @@ constexpr milliseconds kStoreHostGone{1'000};
 
 WatchedStore::WatchedStore(c10::intrusive_ptr<c10d::Store> store,
                            std::shared_ptr<LifeSigns> life_signs,
-                           std::vector<int> ranks)
+                           std::vector<int> ranks, Look look)
     : store_(std::move(store)),
       life_signs_(std::move(life_signs)),
-      ranks_(std::move(ranks)) {}
+      ranks_(std::move(ranks)),
+      look_(std::move(look)) {}
 
 void WatchedStore::give_up(const std::string& why) noexcept {
   try {
@@ -82,6 +83,7 @@ void WatchedStore::look() {
     looked_ = now;
   }
   check_interruption();
+  if (const auto look_also = look_.lock()) (*look_also)();
   std::vector<LifeSigns::Gone> gone;
   if (life_signs_) gone = life_signs_->gone(ranks_);
   throw_for(gone);

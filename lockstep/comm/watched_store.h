@@ -4,6 +4,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,10 +46,15 @@ class StoreRefusal : public c10::DistStoreError {
 // Threads: any, as for the store inside.
 class WatchedStore final : public c10d::Store {
  public:
+  // Called some twenty times a second in every wait for a key, as long as its
+  // owner lives; what it throws ends the wait.
+  using Look = std::weak_ptr<const std::function<void()>>;
+
   // `ranks` are the group's ranks in the default group. Without `life_signs`
   // (null) a rank is told only of those that gave up.
   WatchedStore(c10::intrusive_ptr<c10d::Store> store,
-               std::shared_ptr<LifeSigns> life_signs, std::vector<int> ranks);
+               std::shared_ptr<LifeSigns> life_signs, std::vector<int> ranks,
+               Look look = {});
 
   // Throws PeerGone if a rank of the group is gone by now. For use before
   // something that cannot be interrupted (Gloo's connecting).
@@ -95,6 +101,7 @@ class WatchedStore final : public c10d::Store {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<LifeSigns> life_signs_;
   const std::vector<int> ranks_;
+  const Look look_;
   std::mutex mutex_;
   std::chrono::steady_clock::time_point looked_{};
 };

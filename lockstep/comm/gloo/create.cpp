@@ -1,6 +1,7 @@
 #include "lockstep/comm/gloo/create.h"
 
 #include <gloo/context.h>
+#include <gloo/transport/tcp/pair.h>
 
 #include <memory>
 #include <string>
@@ -57,8 +58,9 @@ class Connecting {
 
 // A rank that leaves because of an error must not keep its peers waiting, so
 // abort() closes its connections: operations in which peers wait for this rank
-// then fail at once. (That does not wake this rank's own operations that wait
-// for a peer.)
+// then fail at once. So do this rank's own operations that wait for a peer
+// (closeConnections() would not wake them), so that the destructor, which waits
+// for queued operations, returns at once.
 //
 // Gloo's constructor returns once this rank sees all its connections made. If
 // this rank closed them then, a peer that has not looked at its end yet would
@@ -70,12 +72,25 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
                          std::move(options)),
         connecting_(request.store, request.rank, request.size) {
     connecting_.has_ended();
+    // It was that of connecting.
+    getOptions()->timeout = request.timeout;
+    for (auto& context : contexts_) context->setTimeout(request.timeout);
   }
 
   bool failure_needs_abort() const override { return true; }
 
   void abort() override {
-    for (auto& context : contexts_) context->closeConnections();
+    for (auto& context : contexts_) {
+      for (int peer = 0; peer < context->size; ++peer) {
+        auto* pair = peer == context->rank
+                         ? nullptr
+                         : dynamic_cast<Pair*>(context->getPair(peer).get());
+        if (pair != nullptr) {
+          pair->signalExceptionExternal("the group was aborted on this rank");
+        }
+      }
+      context->closeConnections();
+    }
   }
 
   void await_peers(const Deadline& deadline) const override {
@@ -87,6 +102,8 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
   }
 
  private:
+  using Pair = ::gloo::transport::tcp::Pair;
+
   const Connecting connecting_;
 };
 
@@ -113,7 +130,8 @@ std::shared_ptr<::gloo::transport::Device> choose_device(int size) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
-  auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
+  auto options =
+      c10d::ProcessGroupGloo::Options::create(request.time_to_meet());
   options->group_name = request.group_name;
   options->global_ranks_in_group.assign(request.global_ranks.begin(),
                                         request.global_ranks.end());

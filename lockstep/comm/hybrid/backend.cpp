@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <utility>
 
@@ -85,19 +84,7 @@ void Backend::await_peers(const Deadline& deadline) const {
   if (links_.lane) traits_of(*links_.lane).await_peers(deadline);
 }
 
-Backend::~Backend() {
-  leave();
-  if (!broken_) return;
-  // Gloo's destructor joins threads that may wait for a peer until the timeout
-  // of an operation. So these backends are kept, and the threads end with the
-  // process.
-  using Kept = std::vector<c10::intrusive_ptr<c10d::Backend>>;
-  static std::mutex mutex;
-  static Kept& kept = *std::make_unique<Kept>().release();
-  const std::lock_guard lock(mutex);
-  kept.push_back(std::move(links_.flat));
-  if (links_.lane) kept.push_back(std::move(links_.lane));
-}
+Backend::~Backend() { leave(); }
 
 template <typename CallOptions, typename Operation>
 Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,

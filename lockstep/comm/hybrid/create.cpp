@@ -24,9 +24,10 @@ c10::intrusive_ptr<c10d::Backend> connect(const BackendRequest& request,
                           name + "/", request.store),
                       .rank = position,
                       .size = static_cast<int>(ranks.size()),
-                      .timeout = shm::left(deadline),
+                      .timeout = request.timeout,
                       .group_name = request.group_name + "/" + name,
-                      .global_ranks = {}};
+                      .global_ranks = {},
+                      .meets_within = shm::left(deadline)};
   for (int rank : ranks)
     part.global_ranks.push_back(request.global_ranks[rank]);
   return gloo::create(part);
@@ -35,7 +36,7 @@ c10::intrusive_ptr<c10d::Backend> connect(const BackendRequest& request,
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
-  const auto deadline = Deadline::after(request.timeout);
+  const auto deadline = Deadline::after(request.time_to_meet());
   auto [topology, membership] =
       shm::translated([&] { return find_neighbours(request, deadline); });
   const auto hosts = topology.hosts.size();
@@ -46,7 +47,7 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
                                {.rank = 0,
                                 .size = 1,
                                 .global_ranks = request.global_ranks,
-                                .timeout = request.timeout,
+                                .timeout = shm::left(deadline),
                                 .tuning = shm::choose_tuning(1)});
       } catch (const shm::Unavailable& error) {
         TORCH_WARN("lockstep: Gloo is used, as there is no shared memory: ",

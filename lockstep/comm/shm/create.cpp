@@ -85,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
                                          kMostRanks, " ranks, this one has ",
                                          request.size, "; give \"gloo\""));
   }
-  const auto deadline = Deadline::after(request.timeout);
+  const auto deadline = Deadline::after(request.time_to_meet());
   const StorePtr store =
       c10::make_intrusive<c10d::PrefixStore>("shm", request.store);
   return translated([&] {

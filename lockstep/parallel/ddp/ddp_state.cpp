@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <unordered_set>
 
@@ -16,6 +17,7 @@
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/version_of.h"
 #include "lockstep/parallel/ddp/equal_replicas.h"
@@ -23,6 +25,7 @@
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/module/module_contents.h"
 #include "lockstep/trace/current_call.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {
@@ -182,6 +185,58 @@ DdpState::DdpState(torch::nn::Module& module,
   }
   reducers_.emplace_front(training_, make_reducer());
   reducer_ = reducers_.front().second.get();
+  trained_at_first_ = training_.trained;
+  if (job_heals()) on_reconfigured_.emplace([this] { begin_again(); });
+}
+
+// Makes everything that belonged to the ranks' last generation anew, as the
+// constructor did: a new process has made it so, too. The ranks have the same
+// parameters and buffers by now. Collective.
+void DdpState::begin_again() {
+  const UserFunction function("HealedTraining");
+  if (gate_) {
+    throw std::logic_error(
+        "DistributedDataParallel: a sharded optimizer cannot be healed");
+  }
+  while (low_ && low_->is_low()) low_->restore();
+  // The order of the buckets decides in which order Gloo adds, so a rank that
+  // knows it tells the others.
+  nlohmann::json known;
+  for (const auto& [training, reducer] : reducers_) {
+    if (training.trained != trained_at_first_) continue;
+    if (const auto buckets = reducer->learnt_buckets()) known = *buckets;
+  }
+  const auto& group = options_.process_group;
+  for (const auto& theirs : all_gather_object(known, {.group = group})) {
+    if (theirs.is_null()) continue;
+    known = theirs;  // the same on all ranks: that of the first
+    break;
+  }
+  for (const auto& [training, reducer] : reducers_) reducer->drop_gradients();
+  reducer_ = nullptr;
+  reducers_.clear();
+  // Parameters may have been frozen since, and the next forward sees to that.
+  std::vector<bool> trained_now;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    trained_now.push_back(parameters_[i].tensor.requires_grad());
+    parameters_[i].tensor.set_requires_grad(trained_at_first_[i]);
+  }
+  find_tensors();
+  beside_python_ = false;
+  if (low_) make_low_precision();
+  reducers_.emplace_front(training_, make_reducer());
+  reducer_ = reducers_.front().second.get();
+  if (!known.is_null()) {
+    reducer_->take_buckets(known.get<std::vector<std::vector<size_t>>>());
+  }
+  if (!optimizers_.empty()) step_in_backward();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].tensor.set_requires_grad(trained_now[i]);
+  }
+  noted_.reset();
+  foreign_pass_ = -1;
+  shadowed_ = false;
+  require_forward_buffer_sync_ = true;
 }
 
 void DdpState::make_low_precision() {
@@ -315,6 +370,10 @@ void DdpState::apply_optimizer_in_backward(const MakeOptimizer& make) {
   for (const auto& parameter : reducer_->parameters()) {
     optimizers_.push_back(make({parameter.tensor}));
   }
+  step_in_backward();
+}
+
+void DdpState::step_in_backward() {
   reducer_->on_final([this](const std::vector<size_t>& parameters) {
     for (size_t i : parameters) {
       optimizers_[i]->step();

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_options.h"
@@ -189,6 +190,8 @@ class DdpState final : public Joinable {
   std::vector<NamedParameter> trained() const;
   std::unique_ptr<Reducer> make_reducer();
   void retrain();
+  void step_in_backward();
+  void begin_again();
   bool same_on_all_ranks(bool known) const;
   void broadcast_from(int rank, bool parameters, bool buffers);
   void broadcast_buffers(int rank);
@@ -199,6 +202,7 @@ class DdpState final : public Joinable {
   DistributedDataParallelOptions options_;
   // All parameters that the module had when it was wrapped.
   std::vector<at::Tensor> registered_;
+  std::vector<bool> trained_at_first_;  // of parameters_
   // Without ignored tensors; tied tensors once, by their first name.
   std::vector<NamedParameter> parameters_;
   std::vector<NamedParameter> buffers_;
@@ -245,6 +249,8 @@ class DdpState final : public Joinable {
   bool warned_of_foreign_ = false;
   // As in Python, buffers are sent only after a forward that synchronised.
   bool require_forward_buffer_sync_ = true;
+  // If the training can be healed.
+  std::optional<OnReconfigured> on_reconfigured_{};
 };
 
 }  // namespace lockstep::internal

@@ -276,6 +276,24 @@ void Reducer::rebuild_buckets() {
       parameters()[order[0]].tensor.device(), group_));
 }
 
+std::optional<std::vector<std::vector<size_t>>> Reducer::learnt_buckets()
+    const {
+  // What is unused would have to be learnt, too.
+  if (!rebuilt_ || excludes_unused()) return std::nullopt;
+  std::vector<std::vector<size_t>> members;
+  for (const auto& bucket : gradients_.buckets()) {
+    auto& list = members.emplace_back();
+    for (const auto& slot : bucket.slots) list.push_back(slot.parameter);
+  }
+  return members;
+}
+
+void Reducer::take_buckets(const std::vector<std::vector<size_t>>& members) {
+  const std::lock_guard lock(tracker_->mutex());
+  rebuilt_ = true;
+  set_buckets(members);
+}
+
 void Reducer::drop_gradients() {
   for (const auto& parameter : parameters()) {
     parameter.tensor.mutable_grad().reset();

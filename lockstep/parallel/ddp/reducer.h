@@ -135,6 +135,12 @@ class Reducer final : private BackwardListener {
     foreign_ = std::move(callback);
   }
 
+  // Returns the parameters of each bucket if they are in the order of
+  // readiness; nothing as long as that is not known.
+  std::optional<std::vector<std::vector<size_t>>> learnt_buckets() const;
+  // Makes these the buckets, instead of learning the order again. Collective.
+  void take_buckets(const std::vector<std::vector<size_t>>& members);
+
   const std::vector<NamedParameter>& parameters() const {
     return gradients_.parameters();
   }

@@ -1,0 +1,292 @@
+#include "lockstep/comm/reconfigure.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/no_destructor.h"
+#include "lockstep/base/number_list.h"
+#include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/check_in.h"
+#include "lockstep/comm/gather_texts.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/launcher_store.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/trace/current_call.h"
+#include "lockstep/worker/error_file.h"
+
+namespace lockstep {
+namespace {
+
+using internal::Deadline;
+using internal::inside;
+using internal::Rendezvous;
+using std::chrono::milliseconds;
+
+// Says why `group` cannot be made again; empty if it can.
+std::string reason_against(const ProcessGroup& group) {
+  const auto& config = group.backend_config();
+  for (const auto& [type, entry] : internal::resolve_backends(config)) {
+    if (entry->can_be_made_again) continue;
+    return "the backend \"" + entry->name + "\" of group '" + group.name() +
+           "' cannot be made again; give \"lockstep\", \"gloo\" or \"shm\"";
+  }
+  auto& w = internal::world();
+  const std::lock_guard lock(w.mutex);
+  const bool are_ours = w.apart || !w.group || w.meeting->kept_by_launcher ||
+                        w.life_signs->has_all();
+  if (are_ours) return {};
+  return "ranks of group '" + group.name() +
+         "' may be Python's, which cannot make their groups again; start the "
+         "ranks by `lockstep run`, with the backend \"lockstep\" or "
+         "--worker-store agent";
+}
+
+// What the ranks compare of the groups that they have made.
+nlohmann::json description(const std::vector<ProcessGroupPtr>& groups,
+                           int count) {
+  auto all = nlohmann::json::array();
+  for (const auto& group : groups) {
+    all.push_back(c10::str(
+        "group '", group->name(), "' of ",
+        internal::name_numbers("rank", group->global_ranks()), " by ",
+        group->backend_config(), ", ", group->timeout().count(), " ms",
+        group->checks_calls() ? ", with compared calls" : ""));
+  }
+  return {{"count", count}, {"groups", std::move(all)}};
+}
+
+bool has_member(std::string_view group, int rank) {
+  group.remove_prefix(group.find("' of rank"));
+  group.remove_prefix(group.find(' ', std::string_view("' of ").size()) + 1);
+  return std::ranges::count(internal::read_numbers(group), rank) > 0;
+}
+
+// Returns those of the groups that `rank` is a member of.
+std::vector<std::string> with_member(const nlohmann::json& groups, int rank) {
+  std::vector<std::string> with;
+  for (const auto& group : groups) {
+    const auto text = group.get<std::string>();
+    if (has_member(text, rank)) with.push_back(text);
+  }
+  return with;
+}
+
+// Throws if this rank and another have made other groups, or in another order:
+// they would wait for each other in vain.
+void require_same_groups(const std::vector<ProcessGroupPtr>& groups, int count,
+                         const Deadline& deadline) {
+  const auto& all = groups.front();
+  const int own = all->rank();
+  const auto mine = description(groups, count);
+  const auto texts = internal::gather_texts(
+      {.store = *inside(all).store(),
+       .rank = own,
+       .global_ranks = all->global_ranks()},
+      "groups_made/", mine.dump(), deadline);
+  const auto refuse = [&](int other, const std::string& here,
+                          const std::string& there) {
+    throw std::invalid_argument(c10::str(
+        "reconfigure: rank ", own, " and rank ", other,
+        " have made different groups: rank ", own, " has ", here, ", rank ",
+        other, " has ", there,
+        "; a process that takes a place must make the same groups in the same "
+        "order as the others have"));
+  };
+  for (int other = 0; other < all->size(); ++other) {
+    const auto theirs = nlohmann::json::parse(texts[other]);
+    if (theirs["count"] != mine["count"]) {
+      refuse(other, c10::str(count, " groups"),
+             c10::str(theirs["count"].get<int>(), " groups"));
+    }
+    const auto here = with_member(mine["groups"], other);
+    const auto there = with_member(theirs["groups"], own);
+    for (size_t i = 0; i < std::max(here.size(), there.size()); ++i) {
+      const auto nth = [i](const std::vector<std::string>& list) {
+        return i < list.size() ? list[i] : "no such group";
+      };
+      if (nth(here) != nth(there)) refuse(other, nth(here), nth(there));
+    }
+  }
+}
+
+// What `look` throws is kept here while LookThrew, which no code on its way
+// takes for an error of the group, ends the wait.
+struct LookThrew {};
+std::shared_ptr<const std::function<void()>> guarded(
+    const std::function<void()>& look, std::exception_ptr& thrown) {
+  return std::make_shared<const std::function<void()>>([&look, &thrown] {
+    if (!look) return;
+    try {
+      look();
+    } catch (...) {
+      thrown = std::current_exception();
+      throw LookThrew();
+    }
+  });
+}
+
+// Says that this rank has come, unless the store has not what that needs.
+void announce(Rendezvous& meeting) {
+  try {
+    meeting.check_in->announce();
+  } catch (const c10::NotImplementedError&) {
+    meeting.check_in.reset();
+  }
+}
+
+std::vector<std::weak_ptr<std::function<void()>>>& functions() {
+  static internal::NoDestructor<
+      std::vector<std::weak_ptr<std::function<void()>>>>
+      all;
+  return *all;
+}
+
+std::mutex& functions_mutex() {
+  static internal::NoDestructor<std::mutex> mutex;
+  return *mutex;
+}
+
+}  // namespace
+
+bool supports_reconfigure(const ProcessGroupPtr& group) {
+  return reason_against(*internal::group_or_default(group)).empty();
+}
+
+void reconfigure(const ReconfigureOptions& options) {
+  const internal::UserFunction function("reconfigure()");
+  if (options.uuid.empty()) {
+    throw std::invalid_argument(
+        "reconfigure: uuid is empty; give a name that is the same on all ranks "
+        "and new in the store");
+  }
+  const auto existing = internal::existing_groups();
+  const auto& groups = existing.groups;
+  const auto all = default_group();  // throws if there is none
+  for (const auto& group : groups) {
+    if (const auto why = reason_against(*group); !why.empty()) {
+      throw std::invalid_argument("reconfigure: " + why);
+    }
+  }
+  const auto timeout =
+      internal::bounded_timeout(options.timeout.value_or(all->timeout()));
+  if (timeout <= milliseconds(0)) {
+    throw std::invalid_argument(c10::str("reconfigure: timeout is ",
+                                         timeout.count(),
+                                         " ms; it must be more than 0"));
+  }
+  const auto deadline = Deadline::after(timeout);
+  auto& w = internal::world();
+  std::unique_lock lock(w.mutex);
+  const auto before = *w.meeting;
+  w.life_signs->leave(internal::LifeSigns::End::failed);
+  w.store.reset();
+  const bool is_apart = w.apart;
+  lock.unlock();
+  // Without the lock, because continuations of pending operations run in here.
+  for (const auto& group : groups) inside(group).end_generation();
+
+  const auto store = options.store ? options.store
+               : is_apart    ? internal::launcher_store(timeout)
+                             : before.store;
+  const std::string prefix = "reconfigured/" + options.uuid;
+  Rendezvous meeting{
+      .store = store,
+      .rank = all->rank(),
+      .world_size = all->size(),
+      .check_in = internal::CheckIn(store, "lockstep/" + prefix, all->rank(),
+                                    all->size()),
+      .group_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store),
+      .hosted_by_rank_zero =
+          before.hosted_by_rank_zero && store == before.store,
+      .kept_by_launcher =
+          dynamic_cast<internal::LauncherStore*>(store.get()) != nullptr};
+  const auto own_part = internal::part_of("0", meeting.group_store);
+  std::shared_ptr<internal::LifeSigns> life_signs;
+  std::exception_ptr thrown;
+  const auto look = guarded(options.look, thrown);
+  const auto connect = [&](const ProcessGroupPtr& group,
+                           const c10::intrusive_ptr<c10d::Store>& part) {
+    inside(group).begin_generation(internal::connect_group(
+        internal::description_of(*group),
+        {.store = part,
+         .life_signs = life_signs,
+         .timeout = std::max(deadline.remaining(), milliseconds(1)),
+         .look = look}));
+  };
+  // Leaves the groups such that reconfigure() can be called again.
+  const auto undo = [&] {
+    if (life_signs) life_signs->leave(internal::LifeSigns::End::failed);
+    for (const auto& group : groups) inside(group).end_generation();
+  };
+  try {
+    announce(meeting);
+    life_signs = internal::begin_life(meeting, own_part);
+    connect(all, own_part);
+    require_same_groups(groups, existing.count, deadline);
+    for (size_t i = 1; i < groups.size(); ++i) {
+      connect(groups[i], internal::part_of(groups[i]->name(), own_part));
+    }
+    life_signs->learn_all();
+  } catch (const LookThrew&) {
+    undo();
+    std::rethrow_exception(thrown);
+  } catch (const c10::Error& error) {
+    const auto absent = meeting.absent_ranks();
+    undo();
+    if (absent.empty()) throw;
+    internal::throw_absent("reconfigure", meeting, absent, error);
+  } catch (...) {
+    undo();
+    throw;
+  }
+  lock.lock();
+  w.meeting = std::move(meeting);
+  w.store = own_part;
+  w.life_signs = std::move(life_signs);
+  w.has_joined = w.has_joined || std::exchange(w.apart, false);
+  lock.unlock();
+  internal::forget_failure();
+}
+
+namespace internal {
+
+bool groups_are_apart() {
+  auto& w = world();
+  const std::lock_guard lock(w.mutex);
+  return w.group && w.apart;
+}
+
+OnReconfigured::OnReconfigured(std::function<void()> function)
+    : function_(std::make_shared<std::function<void()>>(std::move(function))) {
+  const std::lock_guard lock(functions_mutex());
+  functions().push_back(function_);
+}
+
+OnReconfigured::~OnReconfigured() {
+  const std::lock_guard lock(functions_mutex());
+  std::erase_if(functions(), [this](const auto& each) {
+    return !each.owner_before(function_) && !function_.owner_before(each);
+  });
+}
+
+void run_reconfigured() {
+  std::unique_lock lock(functions_mutex());
+  const auto all = functions();
+  lock.unlock();
+  for (const auto& each : all) {
+    if (const auto function = each.lock()) (*function)();
+  }
+}
+
+}  // namespace internal
+}  // namespace lockstep
