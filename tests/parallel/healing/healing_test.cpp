@@ -146,6 +146,37 @@ TEST_F(Healing, AScaledLossIsUnscaledOnceMore) {
   expect_same(2, "1@5:computed,0@7:update", 2, {"model=scaled"});
 }
 
+TEST_F(Healing, ARankThatIsStoppedIsReplaced) {
+  const auto undisturbed = train("undisturbed", 2, {});
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  const auto folder = scratch() / "healed";
+  auto job = start_training(folder, 2, {"kill=1@5:stop"}, {"--hang-timeout=3"});
+  const auto healed = result_of(folder, 2, job->finish(seconds(120)));
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 3);
+  EXPECT_EQ(healed.healings, 1);
+}
+
+// Each rank writes how many descriptors and mappings it has when its training
+// ends. Those of a rank that has seen ten healings are those of one that has
+// seen a single one.
+TEST_F(Healing, LeavesNoDescriptorsAndMappings) {
+  const auto held = [&](const std::string& name, const std::string& kills) {
+    const auto healed =
+        train(name, 2, {"epochs=3", "groups=1", "kill=" + kills});
+    EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    return read_file(scratch() / name / "result-0.held");
+  };
+  const auto once = held("once", "1@3:backward");
+  const auto often = held("often",
+                          "1@3:backward,1@5:forward,1@7:update,1@9:computed,"
+                          "1@11:backward,1@13:forward,1@15:update,"
+                          "1@17:computed,1@19:backward,1@21:forward");
+  EXPECT_NE(once, "");
+  EXPECT_EQ(once, often);
+}
+
 // Ranks are killed from outside at random moments.
 class HealingAtRandom : public Healing {
  protected:
