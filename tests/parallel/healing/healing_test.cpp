@@ -41,14 +41,12 @@ class Healing : public LauncherTest {
 
   std::unique_ptr<RunningProgram> start_training(const fs::path& folder,
                                                  int ranks,
-                                                 const Arguments& arguments) {
+                                                 const Arguments& arguments,
+                                                 Arguments line = {}) {
     fs::create_directories(folder);
-    Arguments line = {"--nproc-per-node=" + std::to_string(ranks),
-                      "--standby=2",
-                      "--heal",
-                      "--max-restarts=100",
-                      kTrainer,
-                      folder.string()};
+    line.insert(line.end(),
+                {"--nproc-per-node=" + std::to_string(ranks), "--standby=2",
+                 "--heal", "--max-restarts=100", kTrainer, folder.string()});
     line.insert(line.end(), arguments.begin(), arguments.end());
     return start(line, {.environment = {"OMP_NUM_THREADS=1"}});
   }

@@ -13,7 +13,8 @@
 //   kill=LIST    "RANK@STEP:MOMENT,...": that rank kills itself in that step,
 //                once: MOMENT is next, forward, backward, computed, update,
 //                updated, snapshot; or joining, of a process that takes a
-//                place; or throws, for an exception in forward
+//                place; throws, for an exception in forward; stop, for
+//                SIGSTOP there
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/activation.h>
@@ -65,7 +66,7 @@ class Kills {
       if (fs::exists(mark)) continue;
       std::ofstream(mark) << getpid();
       if (moment == "throws") throw std::runtime_error("a mistake of the user");
-      ::raise(SIGKILL);
+      ::raise(moment == "stop" ? SIGSTOP : SIGKILL);
     }
   }
 
@@ -77,6 +78,18 @@ class Kills {
 std::string checksum(const at::Tensor& tensor) {
   const auto bytes = file_form(tensor);
   return hex_of(xxh3(bytes.data_ptr(), bytes.nbytes()));
+}
+
+// Returns how many descriptors and mappings of shared memory this process has.
+std::string held() {
+  const auto all = fs::directory_iterator("/proc/self/fd");
+  std::ifstream maps("/proc/self/maps");
+  int shared = 0;
+  for (std::string line; std::getline(maps, line);) {
+    shared += line.find("memfd:") != line.npos ? 1 : 0;
+  }
+  return std::to_string(std::distance(begin(all), end(all))) +
+         " descriptors, " + std::to_string(shared) + " shared mappings";
 }
 
 void write_result(const fs::path& path, const TrainingState& state,
@@ -105,6 +118,7 @@ void write_result(const fs::path& path, const TrainingState& state,
   all << "generator " << checksum(generator_state(state.model.get())) << "\n";
   std::ofstream(path) << all.str();
   std::ofstream(path.string() + ".healings") << training.healings().size();
+  std::ofstream(path.string() + ".held") << held();
 }
 
 int train(const fs::path& folder, std::map<std::string, std::string> given) {
@@ -158,6 +172,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     }
     kills.at(state.step, "forward");
     kills.at(state.step, "throws");
+    kills.at(state.step, "stop");
     at::Tensor loss;
     {
       const Autocast autocast(at::kCPU, at::kBFloat16, kind == "scaled");
