@@ -46,14 +46,8 @@ using Clock = std::chrono::steady_clock;
 // waits for a standby process for 30 s, and then ends the attempt.
 constexpr std::chrono::seconds kReplacedWithin{60};
 constexpr std::chrono::seconds kLearnedWithin{10};
-// How often a rank that waits for others looks for a newer generation.
+// How long the launcher's store may take for an answer.
 constexpr std::chrono::milliseconds kStoreTimeout{5000};
-
-// The numbers of the loop, which a program counts by itself.
-struct LoopNumbers {
-  int64_t epochs_run = -1;
-  int64_t step = 0;
-};
 
 // A newer generation was announced while this rank made its groups for another.
 struct Superseded {};
@@ -119,6 +113,11 @@ class HealedTraining::Work {
   const std::vector<Healing>& healings() const { return healings_; }
 
  private:
+  // The numbers of the loop, which a program counts by itself.
+  struct LoopNumbers {
+    int64_t epochs_run = -1;
+    int64_t step = 0;
+  };
   // What a rank tells the others after it has lost one.
   using Status = nlohmann::json;
 
