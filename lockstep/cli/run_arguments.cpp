@@ -23,6 +23,11 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
                      "init_process_group() and take the places of workers at a "
                      "restart [0]")
       ->group("Workers");
+  add_spelled_flag(run, "--heal", arguments.heal,
+                   "A standby process takes the place of a worker that fails, "
+                   "and the others stay, if the program's training can be "
+                   "healed; counts as a restart")
+      ->group("Workers");
   add_spelled_option(run, "--hang-timeout", arguments.hang_timeout,
                      "Seconds without progress after which a worker hangs, "
                      "which is a failure [never]")

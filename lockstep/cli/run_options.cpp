@@ -691,6 +691,36 @@ void set_standby(const RunArguments& arguments, RunOptions& options) {
   options.agent.standby = processes;
 }
 
+// Requires set_worker_store() and set_standby().
+void set_heal(const RunArguments& arguments, RunOptions& options) {
+  if (!arguments.heal) return;
+  WorkerGroupOptions& workers = options.agent.workers;
+  if (workers.max_restarts == 0) {
+    throw std::invalid_argument(
+        "--heal replaces a worker as often as --max-restarts says, and that is "
+        "0; give --max-restarts");
+  }
+  if (options.agent.standby == 0) {
+    throw std::invalid_argument(
+        "--heal gives the place of a worker that fails to a standby process, "
+        "and there is none; give --standby");
+  }
+  const std::string store = workers.worker_store.empty()
+                                ? get_env("LOCKSTEP_WORKER_STORE").value_or("")
+                                : workers.worker_store;
+  const bool nodes_have_none = options.job && !options.job->serves_workers;
+  if (store == "tcp" || nodes_have_none) {
+    throw std::invalid_argument(
+        std::string("--heal tells the workers in the launcher's store, which "
+                    "they do not have with ") +
+        (nodes_have_none ? "--rdzv-backend=" + arguments.rdzv_backend
+                         : "--worker-store=tcp") +
+        "; leave out one of them");
+  }
+  workers.heals = true;
+  if (options.job) options.job->node.heals = true;
+}
+
 std::optional<MetricsOptions> metrics_options(const RunArguments& arguments) {
   if (arguments.metrics_port.empty()) {
     if (!arguments.metrics_address.empty() || arguments.metrics_insecure) {
@@ -745,6 +775,7 @@ RunOptions run_options(const RunArguments& arguments) {
       resolve_program(arguments.command, program_kind(arguments));
   set_worker_store(arguments, options);
   set_standby(arguments, options);
+  set_heal(arguments, options);
   return options;
 }
 

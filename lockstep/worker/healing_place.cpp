@@ -1,8 +1,16 @@
 #include "lockstep/worker/healing_place.h"
 
-#include <limits>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+#include "lockstep/base/descriptor_mark.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
 
@@ -10,8 +18,41 @@ bool job_heals() { return get_env(kHealVariable) == "1"; }
 
 int generation_joined() {
   return static_cast<int>(
-      get_env_int(kGenerationVariable, 0, std::numeric_limits<int>::max())
-          .value_or(0));
+      get_env_int(kGenerationVariable, 0, 1 << 30).value_or(0));
+}
+
+std::string generation_key(int generation) {
+  const auto attempt =
+      get_env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30).value_or(0);
+  return generation_key(static_cast<int>(attempt), generation);
+}
+
+std::string generation_key(int attempt, int generation) {
+  return "heal/" + std::to_string(attempt) + "/generation/" +
+         std::to_string(generation);
+}
+
+FileDescriptor take_place_memory() {
+  const auto mark = get_env(kPlaceMemoryVariable);
+  const auto inherited =
+      mark ? marked_descriptor(*mark, S_IFREG) : std::nullopt;
+  if (!inherited) {
+    throw std::runtime_error(
+        "this process did not inherit the memory of its place, by which a job "
+        "heals (LOCKSTEP_PLACE_MEMORY); a process that a worker started has no "
+        "place. Unset LOCKSTEP_HEAL in its environment");
+  }
+  FileDescriptor memory(*inherited);
+  ::fcntl(memory.get(), F_SETFD, FD_CLOEXEC);
+  return memory;
+}
+
+void tell_agent_heals() {
+  const auto mark = get_env(kStandbySocketVariable);
+  const auto socket = mark ? marked_descriptor(*mark, S_IFSOCK) : std::nullopt;
+  if (!socket) return;
+  ::fcntl(*socket, F_SETFD, FD_CLOEXEC);
+  ::send(*socket, kStandbyHeals, std::strlen(kStandbyHeals), MSG_NOSIGNAL);
 }
 
 }  // namespace lockstep::internal

@@ -12,11 +12,13 @@
 // counted from 0. A worker says "heals" once its training can be healed, and
 // keeps in the *memory of its place* what the process that may take its place
 // must know. This memory outlives the worker: the agent made it and gives it to
-// whoever has the place. When a worker has failed, and all workers of its node
-// have said "heals", the agent gives the place to a standby process and then
-// announces the next generation in the workers' store. A worker whose group
-// failed waits for that; all workers then make their groups again. If the agent
-// cannot heal, it ends the attempt, as without --heal.
+// each process that gets the place. When a worker has failed, and all workers
+// of its node have said "heals", the agent waits for a standby process,
+// announces the next generation in the workers' store, and gives the place to
+// that process. A worker whose group failed waits for the announcement; all
+// workers then make their groups again. Another generation may be announced
+// before that is done: it takes the place of this one. If the agent cannot
+// heal, it ends the attempt, as without --heal.
 //
 //   environment   LOCKSTEP_HEAL        "1" in the workers of a job that heals
 //                 LOCKSTEP_GENERATION  in a worker that took the place of one
@@ -27,8 +29,9 @@
 //   on the standby socket (standby_place.h), from the worker
 //                 "heals"              its training can be healed from now on
 //   in the workers' store, written by the agents
-//                 heal/A/generation/G  why generation G of attempt A begins:
-//                                      "rank 1 died: SIGKILL". A is
+//                 heal/A/generation/G  why generation G of attempt A begins, in
+//                                      one line: "rank 1 failed: killed by
+//                                      SIGKILL (exit code 137)". A is
 //                                      TORCHELASTIC_RESTART_COUNT. The agents
 //                                      of several nodes take the next free G,
 //                                      by compare_set
@@ -53,10 +56,16 @@ std::string generation_key(int generation);
 // that is empty at first, and is as the worker before has left it if
 // generation_joined() is not 0. It is inherited by nobody, and stays the
 // caller's, who may call this once. Throws std::runtime_error if this process
-// did not inherit it.
+// does not have it.
 FileDescriptor take_place_memory();
 
-// Says that this worker's training can be healed from now on.
+// Says that this worker's training can be healed from now on. Does nothing in a
+// process that is not a worker of a launch with standby processes.
 void tell_agent_heals();
+
+// ---- The agent's side ----
+
+// Returns the same for the workers of another attempt.
+std::string generation_key(int attempt, int generation);
 
 }  // namespace lockstep::internal

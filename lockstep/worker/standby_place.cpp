@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,20 +20,26 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/descriptor_mark.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/worker/healing_place.h"
 
 namespace lockstep::internal {
 namespace {
 
 constexpr std::string_view kPlace = "place";
+// Follow it if these descriptors come, too.
+constexpr std::string_view kWithListener = " listener";
+constexpr std::string_view kWithMemory = " memory";
 constexpr std::string_view kLeave = "leave";
 constexpr std::string_view kBack = "back";
 // The longest message: "back" with stream_marks().
 constexpr size_t kMostWords = 256;
 constexpr const char* kListenVariable = "LOCKSTEP_MASTER_LISTEN_FD";
 constexpr const char* kEarlyOutput = "lockstep-standby";
-// The environment, the standard streams, and the socket of rank 0's store.
-constexpr size_t kMostDescriptors = 5;
+// The environment and the standard streams; the socket of rank 0's store, and
+// the memory of the place.
+constexpr size_t kMostDescriptors = 6;
 constexpr size_t kLeastDescriptors = 4;
 
 // Whether this process may be called back: from tell_agent_meets() on, until it
@@ -70,30 +75,9 @@ std::string contents(int fd) {
   }
 }
 
-std::optional<ino_t> inode_of_socket(int fd) {
-  struct stat status {};
-  if (::fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode)) {
-    return std::nullopt;
-  }
-  return status.st_ino;
-}
-
 // Returns the agent's socket that `mark` names, if this process has it.
 std::optional<int> socket_of(std::string_view mark) {
-  const size_t colon = mark.find(':');
-  if (colon == mark.npos) return std::nullopt;
-  const auto number = [](std::string_view text, auto& value) {
-    const auto [end, error] =
-        std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc() && end == text.data() + text.size();
-  };
-  int fd = -1;
-  ino_t inode = 0;
-  if (!number(mark.substr(0, colon), fd) ||
-      !number(mark.substr(colon + 1), inode) || inode_of_socket(fd) != inode) {
-    return std::nullopt;
-  }
-  return fd;
+  return marked_descriptor(mark, S_IFSOCK);
 }
 
 bool tell_agent(int socket, const std::string& text) {
@@ -101,8 +85,15 @@ bool tell_agent(int socket, const std::string& text) {
          static_cast<ssize_t>(text.size());
 }
 
-// Waits for the agent's message and returns its descriptors.
-std::vector<FileDescriptor> await_place(int socket) {
+// The descriptors of a StandbyPlace, as this process has got them.
+struct GivenPlace {
+  std::vector<FileDescriptor> first;  // the environment, the standard streams
+  FileDescriptor listener{};
+  FileDescriptor memory{};
+};
+
+// Waits for the agent's message.
+GivenPlace await_place(int socket) {
   while (true) {
     std::array<char, kMostWords> words;
     iovec part{words.data(), words.size()};
@@ -134,12 +125,19 @@ std::vector<FileDescriptor> await_place(int socket) {
     }
     const std::string_view text(words.data(), static_cast<size_t>(count));
     if (text.starts_with(kBack)) continue;  // it stands by already
-    if (text != kPlace || descriptors.size() < kLeastDescriptors) {
+    const bool listens = text.find(kWithListener) != text.npos;
+    const bool has_memory = text.find(kWithMemory) != text.npos;
+    if (!text.starts_with(kPlace) ||
+        descriptors.size() != kLeastDescriptors + listens + has_memory) {
       throw std::runtime_error(
           "a standby process did not get all that belongs to its place; raise "
           "its limit of descriptors (ulimit -n)");
     }
-    return descriptors;
+    GivenPlace place;
+    if (has_memory) place.memory = std::move(descriptors.back());
+    if (listens) place.listener = std::move(descriptors[kLeastDescriptors]);
+    place.first = std::move(descriptors);
+    return place;
   }
 }
 
@@ -242,6 +240,15 @@ void take_environment(std::string_view entries) {
   }
 }
 
+// A process that was called back leaves what belonged to the place before.
+void leave_place() {
+  ::unsetenv(kGenerationVariable);
+  const auto mark = get_env(kPlaceMemoryVariable);
+  if (!mark) return;
+  if (const auto memory = marked_descriptor(*mark, S_IFREG)) ::close(*memory);
+  ::unsetenv(kPlaceMemoryVariable);
+}
+
 }  // namespace
 
 bool stands_by() { return get_env(kStandbyVariable).has_value(); }
@@ -261,17 +268,23 @@ void take_place() {
   const int socket = *inherited;
   ::fcntl(socket, F_SETFD, FD_CLOEXEC);
   tell_agent(socket, kStandbyWaits);
-  auto descriptors = await_place(socket);
-  take_environment(contents(descriptors[0].get()));
-  if (descriptors.size() == kMostDescriptors) {
-    // The descriptor has another number here than in the agent. It stays open,
-    // as one that is inherited.
-    const int listener = descriptors[4].release();
+  GivenPlace place = await_place(socket);
+  leave_place();
+  take_environment(contents(place.first[0].get()));
+  // The descriptors have other numbers here than in the agent. They stay open,
+  // as those that are inherited.
+  if (place.listener) {
+    const int listener = place.listener.release();
     ::setenv(kListenVariable, std::to_string(listener).c_str(), 1);
+  }
+  if (place.memory) {
+    ::setenv(kPlaceMemoryVariable, descriptor_mark(place.memory.get()).c_str(),
+             1);
+    place.memory.release();
   }
   ::unsetenv(kStandbyVariable);
   ::setenv(kStandbySocketVariable, mark->c_str(), 1);
-  take_streams(descriptors);
+  take_streams(place.first);
 }
 
 void tell_agent_meets() {
@@ -322,11 +335,6 @@ std::string stream_marks(int stdout_fd, int stderr_fd) {
   return stream_mark(stdout_fd) + " " + stream_mark(stderr_fd);
 }
 
-std::string standby_mark(const FileDescriptor& socket) {
-  return std::to_string(socket.get()) + ":" +
-         std::to_string(inode_of_socket(socket.get()).value_or(0));
-}
-
 FileDescriptor early_output_file() {
   FileDescriptor file(::memfd_create(kEarlyOutput, MFD_CLOEXEC));
   if (!file || ::fcntl(file.get(), F_SETFL, O_APPEND) != 0) {
@@ -344,14 +352,19 @@ bool send_place(const FileDescriptor& socket, const StandbyPlace& place) {
       throw_errno("an environment for a standby process");
     }
   }
-  std::array<int, kMostDescriptors> fds{
-      environment.get(), place.standard_fds[0], place.standard_fds[1],
-      place.standard_fds[2], place.master_listen_fd};
-  const size_t bytes =
-      sizeof(int) *
-      (place.master_listen_fd >= 0 ? kMostDescriptors : kLeastDescriptors);
+  std::vector<int> fds{environment.get(), place.standard_fds[0],
+                       place.standard_fds[1], place.standard_fds[2]};
+  std::string words(kPlace);
+  const auto add = [&](int fd, std::string_view name) {
+    if (fd < 0) return;
+    fds.push_back(fd);
+    words += name;
+  };
+  add(place.master_listen_fd, kWithListener);
+  add(place.memory_fd, kWithMemory);
+  const size_t bytes = fds.size() * sizeof(int);
   ControlBuffer control{};
-  iovec part{const_cast<char*>(kPlace.data()), kPlace.size()};
+  iovec part{words.data(), words.size()};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;

@@ -12,9 +12,8 @@
 // A standby process (`lockstep run --standby`) runs its program up to
 // init_process_group() and waits there until the agent gives it the place of a
 // worker. This is how the two talk: a socket pair (unix(7), SOCK_SEQPACKET), of
-// which the process inherits one end. LOCKSTEP_STANDBY names it by its number
-// and its inode, "7:123456", so that no other descriptor of a child is taken
-// for it. A worker of such a launch has a socket, too, which
+// which the process inherits one end. LOCKSTEP_STANDBY names it
+// (descriptor_mark()). A worker of such a launch has a socket, too, which
 // LOCKSTEP_STANDBY_SOCKET names: while it is in init_process_group(), the agent
 // can call it back, so that it stands by again.
 //
@@ -24,8 +23,11 @@
 //                                   at the launcher's store; before that, the
 //                                   agent does not call it back
 //                     "met"         its group is made; it waits for "leave"
+//                     "heals"       see healing_place.h
 //   from the agent    "place"       with the descriptors of StandbyPlace, the
-//                                   first of which holds the environment
+//                                   first of which holds the environment.
+//                                   " listener" and " memory" follow if it has
+//                                   these
 //                     "leave"       it may return from init_process_group()
 //                     "back A B"    the attempt is over: it stands by again. A
 //                                   and B are stream_marks(). Never sent after
@@ -101,14 +103,11 @@ struct StandbyPlace {
   // They stay the caller's.
   std::array<int, 3> standard_fds{0, 1, 2};
   int master_listen_fd = -1;  // -1 if there is none
+  int memory_fd = -1;         // take_place_memory(); -1 if there is none
 };
 
 // Returns what tells two descriptors' files from others: "8:33 8:34".
 std::string stream_marks(int stdout_fd, int stderr_fd);
-
-// Returns the value of LOCKSTEP_STANDBY or LOCKSTEP_STANDBY_SOCKET for a
-// process that inherits `socket`.
-std::string standby_mark(const FileDescriptor& socket);
 
 // Returns a file in memory that takes what a standby process writes to stdout
 // or stderr before it has a place. Throws std::system_error.

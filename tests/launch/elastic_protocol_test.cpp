@@ -394,6 +394,8 @@ TEST_F(ElasticProtocolTest, NodesThatDisagreeOnTheirNumbersAreRefused) {
   EXPECT_THAT(refusal([](auto& node) { node.max_membership_changes = 3; }),
               AllOf(HasSubstr("--max-membership-changes=3"),
                     HasSubstr("--max-membership-changes=unlimited")));
+  EXPECT_THAT(refusal([](auto& node) { node.heals = true; }),
+              AllOf(HasSubstr("--heal=true"), HasSubstr("--heal=false")));
   EXPECT_FALSE(agents_[0].take_verdict()) << "the job goes on";
 }
 

@@ -554,7 +554,8 @@ TEST_F(NodeProtocolTest, ForeignRecordsAreRefusedNotBelieved) {
         R"("nnodes":2e300,"min_nodes":2)", R"("nnodes":2,"min_nodes":3)",
         R"("nnodes":2,"min_nodes":0)", R"("nnodes":2)"}) {
     store_.set("lockstep/job",
-               std::string(R"({"version":3,"max_restarts":0,)") + nodes +
+               std::string(R"({"version":3,"max_restarts":0,"heals":0,)") +
+                   nodes +
                    R"(,"max_membership_changes":-1,"run_id":"x",)"
                    R"("first_round":0,"restarts":0,"membership_changes":0,)"
                    R"("first_agent":"x"})");

@@ -6,16 +6,17 @@
 
 #include <chrono>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "tests/harness/asleep.h"
 #include "tests/launch/nodes.h"
+#include "tests/launch/standby_job.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -27,12 +28,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr const char* kRank = LOCKSTEP_BIN_DIR "/tests/standby_rank";
-
-// The fields of /proc/PID/stat. The name of our programs has no spaces.
-std::vector<std::string> stat_fields(pid_t pid) {
-  std::istringstream stat(read_file("/proc/" + std::to_string(pid) + "/stat"));
-  return {std::istream_iterator<std::string>(stat), {}};
-}
 
 // How many sockets the store of the agent `pid` has: one that listens, and one
 // for each worker in init_process_group().
@@ -48,46 +43,13 @@ int store_sockets(const std::string& pid) {
   return sockets;
 }
 
-class Standby : public LauncherTest {
+class Standby : public StandbyJob {
  protected:
   std::unique_ptr<RunningProgram> start_job(const std::string& scenario,
                                             std::vector<std::string> options,
                                             const std::string& input = "") {
-    options.insert(options.begin(),
-                   {"--rdzv-id=" + name(), "--nproc-per-node=2"});
-    options.insert(options.end(), {kRank, scenario, scratch().string()});
-    return start(options,
-                 {.environment = {"OMP_NUM_THREADS=1"}, .input = input});
+    return StandbyJob::start_job(kRank, scenario, std::move(options), input);
   }
-  // An agent's socket has as much of it.
-  static std::string name() {
-    const std::string whole =
-        ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    return whole.substr(0, 40);
-  }
-
-  json status() {
-    const auto result = run_command({"status", "--json", name()});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    const json all = json::parse(result.out);
-    return all.is_array() ? all.at(0) : all;
-  }
-  // Waits until `count` standby processes wait, in attempt `restart`.
-  void await_standby(int count, int restart = 0) {
-    const Deadline deadline = Deadline::after(seconds(60));
-    json now;
-    while (!deadline.expired()) {
-      now = status();
-      if (now["standby"] == count && now["restart"] == restart) return;
-      std::this_thread::sleep_for(milliseconds(50));
-    }
-    FAIL() << now.dump(2);
-  }
-  void kill_worker(int local_rank) {
-    const pid_t pid = status()["workers"][local_rank]["pid"];
-    ASSERT_EQ(::kill(pid, SIGKILL), 0);
-  }
-  void stop() { std::ofstream(scratch() / "stop") << "now\n"; }
 };
 
 TEST_F(Standby, TakesThePlacesOfAllWorkersAtARestart) {

@@ -89,7 +89,7 @@ void World::start_rank(const Program& program, int rank) {
             .stdin_fd = in.get(),
             .stdout_fd = out.get(),
             .stderr_fd = STDERR_FILENO,
-            .inherited_fds = {identity.master_listen_fd, -1},
+            .inherited_fds = {identity.master_listen_fd},
             .surroundings = {.signal_mask = stop_.original_mask()}}),
        .in = std::move(in_write),
        .out = std::move(out_read)});

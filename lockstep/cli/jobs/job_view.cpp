@@ -191,6 +191,7 @@ std::string view_json(const JobView& view) {
                  {"nnodes", job.nnodes},
                  {"world_size", job.world_size},
                  {"restart", job.restart},
+                 {"healings", job.healings},
                  {"max_restarts", job.max_restarts},
                  {"attempt_directory", job.attempt_directory},
                  {"standby", job.standby},

@@ -208,11 +208,14 @@ std::string running_text(const JobStatus& job) {
 
 std::vector<ViewLine> head_lines(const JobView& view) {
   const JobStatus& job = view.status;
-  std::string state = std::string(name_of(job.state)) + " for " +
-                      duration_text(view.running_seconds) + "; restart " +
-                      std::to_string(job.restart) + " of " +
-                      std::to_string(job.max_restarts) + "; " +
-                      running_text(job) + " workers run";
+  std::string state =
+      std::string(name_of(job.state)) + " for " +
+      duration_text(view.running_seconds) + "; restart " +
+      std::to_string(job.restart) + " of " + std::to_string(job.max_restarts) +
+      (job.healings > 0
+           ? ", " + std::to_string(job.healings) + " of them healings; "
+           : "; ") +
+      running_text(job) + " workers run";
   if (job.standby > 0)
     state += ", " + std::to_string(job.standby) + " stand by";
   if (job.nnodes > 1) {

@@ -8,6 +8,8 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/process/exit_code.h"
+#include "lockstep/worker/healing_place.h"
+#include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 namespace {
@@ -22,6 +24,12 @@ constexpr milliseconds kKillAllowance{5000};
 // not, so long after their start.
 constexpr milliseconds kRefillDelay{1000};
 constexpr milliseconds kRefillAnyway{10'000};
+// How long workers wait for a standby process to take the place of one that
+// failed; how long the workers' store may take for an announcement, and when it
+// is asked again.
+constexpr milliseconds kHealAllowance{30'000};
+constexpr milliseconds kAnnounceAllowance{1000};
+constexpr milliseconds kAnnouncePause{200};
 
 }  // namespace
 
@@ -32,7 +40,7 @@ Attempt::Attempt(const AgentParts& parts, const RoundPlan& plan,
       earlier_streams_(parts.mux.streams()),
       port_(std::move(port)),
       store_(serve_store()),
-      workers_(parts.options.workers, plan, port_ ? port_->fd() : -1,
+      workers_(parts.options.workers, plan_, port_ ? port_->fd() : -1,
                store_socket_, parts.directory, parts.surroundings, parts.mux,
                parts.standby),
       publishers_(workers_.size(), 0) {}
@@ -67,14 +75,17 @@ void Attempt::begin() {
   }
   refill_at_ = Deadline::after(kRefillAnyway);
   workers_.let_leave();
-  if (parts_.options.hang_timeout) {
-    hangs_.emplace(*parts_.options.hang_timeout, parts_.is_alone, parts_.board,
-                   parts_.directory.attempt_directory(plan_.round));
-  }
+  if (parts_.options.hang_timeout) begin_to_look_for_hangs();
+}
+
+void Attempt::begin_to_look_for_hangs() {
+  hangs_.emplace(*parts_.options.hang_timeout, parts_.is_alone, parts_.board,
+                 parts_.directory.attempt_directory(plan_.round));
 }
 
 bool Attempt::goes_on() const {
-  return workers_.running() > 0 && !(stop_ && stop_->given_up);
+  if (stop_) return workers_.running() > 0 && !stop_->given_up;
+  return workers_.running() > 0 || heal_;
 }
 
 std::vector<WorkerStatus> Attempt::statuses() const {
@@ -146,6 +157,125 @@ void Attempt::end_sparing() {
   workers_.end_spared();
 }
 
+Attempt::Healing Attempt::heal() {
+  const auto cannot = [](std::string why) {
+    Healing healing;
+    healing.why_not = std::move(why);
+    return healing;
+  };
+  if (auto why = workers_.why_not_healed()) return cannot(std::move(*why));
+  if (!store_) return cannot("the workers have no store of the launcher's");
+  const int places =
+      parts_.standby != nullptr ? parts_.standby->processes() : 0;
+  if (places == 0) return cannot("no standby process can come any more");
+  if (!heal_) {
+    heal_.emplace(Heal{.until = Deadline::after(kHealAllowance),
+                       .kill_hung_at = Deadline::after(
+                           parts_.options.failure_shutdown_timeout)});
+  }
+  const bool late = heal_->until.expired();
+  Healing healing;
+  std::vector<WorkerFailure> failures = workers_.failures();
+  if (failures.size() < workers_.lost().size()) {
+    if (late) return cannot("a rank that hangs does not end");
+    if (heal_->kill_hung_at && heal_->kill_hung_at->expired()) {
+      heal_->kill_hung_at.reset();
+      workers_.kill_hung();
+    }
+    return healing;
+  }
+  heal_->kill_hung_at.reset();
+  const auto count = std::min(failures.size(), static_cast<size_t>(places));
+  failures.resize(count);
+  for (const AlikeFailures& each : alike(failures)) {
+    healing.cause += (healing.cause.empty() ? "" : "; ") + summary(each);
+  }
+  if (parts_.standby->waiting() < static_cast<int>(count)) {
+    if (late) {
+      return cannot("no standby process has come within " +
+                    seconds_text(kHealAllowance));
+    }
+    refill_at_.reset();
+    parts_.standby->refill();
+    healing.begins_to_wait = std::exchange(heal_->tells_of_wait, false);
+    return healing;
+  }
+  if (heal_->announce_at && !heal_->announce_at->expired()) return healing;
+  heal_->announce_at.reset();
+  std::optional<int> generation;
+  try {
+    generation = announce(healing.cause);
+  } catch (const WorkerStoreLost& error) {
+    if (late) return cannot(error.what());
+    heal_->announce_at = Deadline::after(kAnnouncePause);
+    return healing;
+  }
+  if (!generation) {
+    return cannot("no restart is left, and a healing would count as one");
+  }
+  replace(failures, *generation, healing);
+  return healing;
+}
+
+std::optional<int> Attempt::announce(const std::string& cause) {
+  const Deadline deadline = Deadline::after(kAnnounceAllowance);
+  WorkerStoreLink link(store_socket_, deadline);
+  const int most = parts_.options.workers.max_restarts - plan_.restarts_used;
+  for (int next = generation_ + 1; next <= most; ++next) {
+    const WorkerReply reply =
+        link.call({.operation = WorkerCall::Operation::compare_set,
+                   .key = generation_key(plan_.restarts_used, next),
+                   .value = cause},
+                  deadline);
+    if (reply.kind != WorkerReply::Kind::value) {
+      throw WorkerStoreLost("the workers' store takes no key: " + reply.text);
+    }
+    // Another node may have announced this one. No other has the same cause,
+    // which names a rank of this node.
+    if (reply.text == cause) return next;
+  }
+  return std::nullopt;
+}
+
+int Attempt::look_for_generations() {
+  if (!store_) return generation_;
+  try {
+    const Deadline deadline = Deadline::after(kAnnounceAllowance);
+    WorkerStoreLink link(store_socket_, deadline);
+    while (link.check({generation_key(plan_.restarts_used, generation_ + 1)},
+                      deadline)) {
+      ++generation_;
+    }
+  } catch (const WorkerStoreLost&) {
+    // Then those count that this node knows.
+  }
+  return generation_;
+}
+
+void Attempt::replace(std::span<const WorkerFailure> failures, int generation,
+                      Healing& healing) {
+  generation_ = generation;
+  for (const WorkerFailure& failure : failures) {
+    const auto place = static_cast<size_t>(failure.local_rank);
+    publishers_[place] = 0;
+    if (parts_.board != nullptr) parts_.board->clear(failure.local_rank);
+    // If the process has just died, another one joins the next generation.
+    if (const auto pid = workers_.replace(failure.local_rank, generation)) {
+      healing.replaced.push_back({generation, failure, *pid});
+    }
+  }
+  heal_.reset();
+  if (workers_.failed()) {  // the others wait for the next process
+    heal_.emplace(Heal{.until = Deadline::after(kHealAllowance),
+                       .announce_at = Deadline::after(milliseconds(0)),
+                       .tells_of_wait = false});
+  }
+  if (suspended_) suspend(true);
+  // Those that waited for the new process count from now on.
+  if (hangs_) begin_to_look_for_hangs();
+  refill_at_ = Deadline::after(kRefillDelay);
+}
+
 void Attempt::watch() {
   if (stop_ || workers_.running() == 0) return;
   refill_standby();
@@ -153,7 +283,7 @@ void Attempt::watch() {
 }
 
 void Attempt::look_for_hangs() {
-  if (!hangs_ || suspended_) return;
+  if (!hangs_ || suspended_ || heal_) return;
   auto hung = hangs_->look(workers_.statuses());
   if (!hung.empty()) workers_.end_hung(std::move(hung));
   if (hangs_->watches_nobody() && plan_.round == 0) {
@@ -204,7 +334,11 @@ std::optional<Deadline> Attempt::due() const {
   if (!has_begun_ || !goes_on()) return std::nullopt;
   if (stop_) return earliest({stop_->kill_at, stop_->spared_until});
   std::optional<Deadline> first;
-  if (hangs_ && !suspended_) first = Deadline::after(hangs_->most_wait());
+  if (heal_) {
+    first = earliest({heal_->until, heal_->kill_hung_at, heal_->announce_at});
+  } else if (hangs_ && !suspended_) {
+    first = Deadline::after(hangs_->most_wait());
+  }
   if (parts_.standby == nullptr) return first;
   return earliest(
       {first, refill_at_ ? refill_at_ : parts_.standby->next_start()});

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "lockstep/launch/process/run_directory.h"
 #include "lockstep/launch/process/store_port.h"
 #include "lockstep/launch/watch/hang_finder.h"
+#include "lockstep/launch/watch/worker_failure.h"
 #include "lockstep/worker/status_board.h"
 
 namespace lockstep::internal {
@@ -97,6 +99,24 @@ class Attempt : public Pollable {
   bool stopping() const { return stop_.has_value(); }
   bool stopped_by_signal() const { return stop_ && stop_->signal != 0; }
 
+  // For a job that heals (worker/healing_place.h), if workers().failed() and
+  // the attempt is not stopping(): has standby processes take the places of the
+  // workers that failed, or waits for some to come. Must be called after each
+  // wait then. Blocks for kAnnounceAllowance at most, if the workers' store is
+  // on another node and does not answer.
+  struct Healing {
+    std::string cause{};                    // in one line
+    std::vector<HealedFailure> replaced{};  // now
+    // Not empty: this cannot be healed, and the attempt must be stopped.
+    std::string why_not{};
+    bool begins_to_wait = false;
+  };
+  Healing heal();
+  // The number of the last generation that was announced here, and of the last
+  // of any node: this asks the workers' store, for kAnnounceAllowance at most.
+  int generation() const { return generation_; }
+  int look_for_generations();
+
   // Must be called after each wait: ends workers that hang and refills the
   // standby pool, unless the attempt is being stopped.
   void watch();
@@ -121,8 +141,23 @@ class Attempt : public Pollable {
     bool given_up = false;
   };
 
+  // How far the healing of a failure has come.
+  struct Heal {
+    Deadline until;  // when it is given up
+    // When workers that hang, and have not ended by SIGABRT, are killed.
+    std::optional<Deadline> kill_hung_at{};
+    std::optional<Deadline> announce_at{};  // again; nothing if now
+    bool tells_of_wait = true;
+  };
+
+  // Announces the next generation, and returns its number; nothing if no
+  // healing is left. Throws WorkerStoreLost.
+  std::optional<int> announce(const std::string& cause);
+  void replace(std::span<const WorkerFailure> failures, int generation,
+               Healing& healing);
   // Begins to serve the workers a store, if they get one.
   std::unique_ptr<WorkerStoreService> serve_store();
+  void begin_to_look_for_hangs();
   void look_for_hangs();
   // Starts what the pool lacks, once the attempt has begun: before that, its
   // workers need the cores.
@@ -144,6 +179,8 @@ class Attempt : public Pollable {
   bool all_publish_ = false;
   std::optional<Deadline> refill_at_{};  // nothing if it may be done now
   std::optional<Stop> stop_{};
+  int generation_ = 0;
+  std::optional<Heal> heal_{};  // while workers that failed are not replaced
 };
 
 }  // namespace lockstep::internal

@@ -75,6 +75,13 @@ json failure_json(const WorkerFailure& failure, const std::string& host) {
           {"logs", std::move(logs)}};
 }
 
+json healed_json(const HealedFailure& healed, const std::string& host) {
+  json all = failure_json(healed.failure, host);
+  all["generation"] = healed.generation;
+  all["new_pid"] = healed.pid;
+  return all;
+}
+
 json attempt_json(const FailedAttempt& attempt) {
   json failures = json::array();
   for (const auto& failure : attempt.failures) {
@@ -109,6 +116,10 @@ void write_job_report(const JobReport& report, const fs::path& file) {
   for (const auto& attempt : report.failed_attempts) {
     attempts.push_back(attempt_json(attempt));
   }
+  json healed = json::array();
+  for (const auto& one : report.healed) {
+    healed.push_back(healed_json(one, report.host));
+  }
   const json all{
       {"version", kReportVersion},
       {"result", result_of(report)},
@@ -124,11 +135,13 @@ void write_job_report(const JobReport& report, const fs::path& file) {
       {"world_size", report.world_size},
       {"restarts_used", report.restarts_used},
       {"max_restarts", report.max_restarts},
+      {"healings", report.healings},
       {"membership_changes", report.membership_changes},
       {"started", utc_text(report.started)},
       {"ended", utc_text(ended)},
       {"seconds", ran.count()},
-      {"failed_attempts", std::move(attempts)}};
+      {"failed_attempts", std::move(attempts)},
+      {"healed", std::move(healed)}};
   // A path, an argument or a log may hold bytes that are not UTF-8.
   const std::string text =
       all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

@@ -21,7 +21,8 @@ struct JobReport {
   int nnodes = 1;
   int world_size = 0;  // of the last attempt; 0 if there was none
   int max_restarts = 0;
-  int restarts_used = 0;
+  int restarts_used = 0;  // healings included
+  int healings = 0;       // of all nodes
   int membership_changes = 0;
   Time started = std::chrono::system_clock::now();
   int exit_code = 0;
@@ -29,6 +30,7 @@ struct JobReport {
   int signal = 0;
   std::string cause{};  // why it did not succeed, in one line; empty if it did
   std::vector<FailedAttempt> failed_attempts{};
+  std::vector<HealedFailure> healed{};  // of this node
 };
 
 // Writes the report as JSON to another name in the same folder and then renames

@@ -140,7 +140,7 @@ int LocalAgent::run(JobReport& outcome) {
       // The others have shown that they can do without it.
       verdict.kind = Verdict::Kind::node_lost;
       verdict.node_rank = node_rank();
-      if (round_.plan) job_->propose(round_.number, verdict);
+      if (round_.plan) propose(verdict);
     } else {
       end_job(verdict);
     }
@@ -231,7 +231,7 @@ std::unique_ptr<Attempt> LocalAgent::start_workers(
 }
 
 bool LocalAgent::has_restarts() const {
-  return changes_.restarts < options_.workers.max_restarts;
+  return restarts_used() < options_.workers.max_restarts;
 }
 
 void LocalAgent::prepare_next() {
@@ -246,7 +246,7 @@ void LocalAgent::prepare_next() {
   try {
     auto port = StorePort::hold(options_.store_addr, 0);
     const RoundPlan plan =
-        plan_alone(round_.number + 1, changes_.restarts + 1, port);
+        plan_alone(round_.number + 1, restarts_used() + 1, port);
     next_ = start_workers(plan, std::move(port));
   } catch (const std::exception&) {
     // The next attempt tries it again, and says why it cannot be started.
@@ -273,7 +273,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     attempt_->watch();
     look_for_causes();
     look_for_snapshot();
-    if (workers.failed() && !attempt_->stopping()) {
+    if (workers.failed() && !attempt_->stopping() && !heal()) {
       round_.failures = workers.failures();
       if (job_) {
         if (only_echoes()) job_->ask_for_cause(workers.named_ranks());
@@ -286,7 +286,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     serve_guardian();
     serve_job();
     attempt_->enforce_deadline();
-    if (workers.running() > 0) loop_.wait();
+    if (attempt_->goes_on()) loop_.wait();
   }
   end_leftovers();
   // A failure that a forwarded signal caused does not count as one.
@@ -297,6 +297,46 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   set_verdict_of_workers();
   attempt_.reset();
   if (round_.plan) round_.plan->line.reset();
+}
+
+bool LocalAgent::heal() {
+  if (!options_.workers.heals) return false;
+  const Attempt::Healing healing = attempt_->heal();
+  if (!healing.why_not.empty()) {
+    report_("this is not healed, so all workers are stopped: " +
+            healing.why_not);
+    return false;
+  }
+  if (healing.begins_to_wait) {
+    report_(healing.cause + "\n  its place waits for a standby process");
+  }
+  round_.generation = attempt_->generation();
+  if (healing.replaced.empty()) return true;
+  std::string places;
+  for (const HealedFailure& one : healing.replaced) {
+    places +=
+        (places.empty() ? "process " : ", ") + std::to_string(one.pid) +
+        (places.empty() ? " takes the place of rank " : " that of rank ") +
+        std::to_string(one.failure.rank);
+    outcome_->healed.push_back(one);
+  }
+  report_(healing.cause + "\n  standby " + places + ": healing " +
+          std::to_string(restarts_used()) + " of " +
+          std::to_string(options_.workers.max_restarts));
+  end_what_was_left_by(healing.replaced);
+  return true;
+}
+
+// Sends SIGTERM. What does not end by it is ended with the attempt.
+void LocalAgent::end_what_was_left_by(
+    const std::vector<HealedFailure>& failures) {
+  for (const Leftover& one : leftovers(/*spared=*/{})) {
+    if (std::ranges::any_of(failures, [&](const HealedFailure& healed) {
+          return healed.failure.pid == one.session;
+        })) {
+      kill(one.pid, SIGTERM);
+    }
+  }
 }
 
 void LocalAgent::look_for_snapshot() {
@@ -319,6 +359,7 @@ void LocalAgent::set_verdict_of_workers() {
   if (!job_) {
     round_.verdict =
         round_.failures.empty() ? Verdict{} : failed_verdict(round_.failures);
+    round_.verdict->healings = round_.generation;
     round_.verdict->changes = round_.verdict->after(changes_);
     return;
   }
@@ -367,7 +408,11 @@ void LocalAgent::propose_failure() {
   if (may_be_echo() && !round_.propose_at->expired()) return;
   round_.propose_at.reset();
   if (!round_.failures.empty()) {
-    job_->propose(round_.number, failed_verdict(round_.failures));
+    // Other nodes may have healed theirs.
+    if (attempt_ && options_.workers.heals) {
+      round_.generation = attempt_->look_for_generations();
+    }
+    propose(failed_verdict(round_.failures));
   }
 }
 
@@ -399,14 +444,14 @@ std::string LocalAgent::describe_failure() {
       .run_id = options_.workers.run_id,
       .host = options_.host_name,
       .program = options_.workers.program.arguments,
-      .restarts_used = changes_.restarts,
+      .restarts_used = restarts_used(),
       .max_restarts = max_restarts,
       .cause = round_.verdict->text,
       .failures = round_.failures};
   attempt.read_files();
   std::string text = round_.verdict->text;
   if (!round_.failures.empty() && is_own) {
-    text = describe(attempt.failures, changes_.restarts, max_restarts);
+    text = describe(attempt.failures, restarts_used(), max_restarts);
     attempt.crash_report = write_crash_report(attempt);
     if (!attempt.crash_report.empty()) {
       text += "\n  report: " + attempt.crash_report.string();
@@ -425,7 +470,8 @@ std::string LocalAgent::describe_failure() {
 
 std::optional<int> LocalAgent::end_round() {
   outcome_->run_id = options_.workers.run_id;
-  outcome_->restarts_used = changes_.restarts;
+  outcome_->restarts_used = restarts_used();
+  outcome_->healings = healings();
   outcome_->membership_changes = changes_.membership_changes;
   if (place_) {
     outcome_->node_rank = place_->node_rank;
@@ -480,7 +526,12 @@ std::optional<int> LocalAgent::end_round() {
     outcome_->cause = signal_name(ending_signal_) + " ended the job";
     return 128 + ending_signal_;
   }
-  if (round_.verdict) changes_ = round_.verdict->changes;
+  if (round_.verdict) {
+    const Verdict& verdict = *round_.verdict;
+    healings_ += verdict.changes.restarts - changes_.restarts -
+                 (verdict.kind == Verdict::Kind::failed);
+    changes_ = verdict.changes;
+  }
   // Another `Joined` comes once this node has joined at the other store.
   if (round_.verdict && round_.verdict->moves) joined_.reset();
   return std::nullopt;
@@ -626,7 +677,8 @@ JobStatus LocalAgent::status() const {
   all.agent_pid = getpid();
   all.host = options_.host_name;
   all.started_ns = started_ns_;
-  all.restart = changes_.restarts;
+  all.restart = restarts_used();
+  all.healings = healings();
   all.max_restarts = options_.workers.max_restarts;
   all.attempt_directory = directory_.attempt_directory(round_.number);
   all.standby = standby_ ? standby_->waiting() : 0;
@@ -755,7 +807,7 @@ void LocalAgent::forward_ending(int signal) {
     if (!leaves_) {
       end_job(verdict);
     } else if (round_.plan) {
-      job_->propose(round_.number, verdict);
+      propose(verdict);
     }
   } else if (signal == SIGINT && attempt_) {
     attempt_->kill_now();
@@ -861,6 +913,7 @@ void LocalAgent::open_standby() {
   identity.run_id = workers.run_id;
   identity.agent_socket = workers.agent_socket;
   identity.signals_to_handle = workers.signals_to_handle;
+  identity.heals = workers.heals;
   if (!workers.omp_threads.empty()) {
     identity.omp_threads = workers.omp_threads.front();
   }
@@ -917,13 +970,18 @@ void LocalAgent::propose_lost_launcher() {
   verdict.kind =
       job_->elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.node_rank = node_rank();
-  if (round_.plan || !job_->elastic()) job_->propose(round_.number, verdict);
+  if (round_.plan || !job_->elastic()) propose(verdict);
+}
+
+void LocalAgent::propose(Verdict verdict) {
+  verdict.healings = round_.generation;
+  job_->propose(round_.number, verdict);
 }
 
 void LocalAgent::end_job(Verdict verdict) {
   if (!job_) return;
   verdict.node_rank = node_rank();
-  job_->propose(round_.number, verdict);
+  propose(verdict);
   // The other nodes may be about to begin the next round, after a failure
   // elsewhere.
   job_->propose(round_.number + 1, verdict);

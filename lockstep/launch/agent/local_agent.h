@@ -92,6 +92,8 @@ class LocalAgent : private Pollable {
     std::optional<int64_t> waits_since_ns{};
     Deadline look_for_snapshot_at = Deadline::after(std::chrono::seconds(0));
     std::vector<WorkerFailure> failures{};  // of this node
+    // The last generation of this attempt that is known here.
+    int generation = 0;
     // When a failure of this node is proposed as the verdict; nothing before
     // there is a failure and after it was proposed. An echo waits for its
     // cause, which may be on another node.
@@ -133,6 +135,9 @@ class LocalAgent : private Pollable {
   }
   // Whether a failure of this node alone would be followed by a restart.
   bool has_restarts() const;
+  // Both with what is known of this round.
+  int restarts_used() const { return changes_.restarts + round_.generation; }
+  int healings() const { return healings_ + round_.generation; }
   // After this round's verdict, events belong to the next round.
   bool hears_job() const { return job_ && (!round_.verdict || departing_); }
   void add_poll_entries(std::vector<pollfd>& entries) const override;
@@ -152,6 +157,10 @@ class LocalAgent : private Pollable {
   void suspend_workers(bool suspended);
   void stop_by_signal(int signal, const std::string& text);
   void stop_after_failure();
+  // After a failure of this node's workers. Returns false if it cannot be
+  // healed, and the attempt must be stopped.
+  bool heal();
+  void end_what_was_left_by(const std::vector<HealedFailure>& failures);
   void look_for_snapshot();
   void look_for_causes();
   void propose_failure();
@@ -169,6 +178,8 @@ class LocalAgent : private Pollable {
   // Returns whether a signal makes this node leave a job that goes on.
   bool may_leave() const;
   Verdict failed_verdict(const std::vector<WorkerFailure>& failures) const;
+  // Proposes it for this round, with what was healed.
+  void propose(Verdict verdict);
   void end_job(Verdict verdict);
 
   LocalAgentOptions options_;
@@ -197,6 +208,7 @@ class LocalAgent : private Pollable {
 
   // Before the current attempt.
   ChangeCount changes_{};
+  int healings_ = 0;
   std::optional<NodePlace> place_{};  // of the last attempt that has begun
   Round round_;
   std::unique_ptr<Attempt> attempt_{};  // while it has workers

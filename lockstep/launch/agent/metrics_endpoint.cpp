@@ -360,7 +360,10 @@ std::string metrics_text(const JobStatus& job, const StatusBoard& board) {
             number(value) + "\n";
   };
   add("lockstep_restarts_total", "counter", "Restarts of all workers.",
-      job.restart);
+      job.restart - job.healings);
+  add("lockstep_healings_total", "counter",
+      "How often a process took the place of a worker that failed.",
+      job.healings);
   add("lockstep_world_size", "gauge", "Ranks of the job, of all nodes.",
       job.world_size);
   add("lockstep_running_seconds", "gauge", "How long the launcher runs.",

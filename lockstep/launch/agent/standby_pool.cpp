@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/descriptor_mark.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/launch/process/program.h"
 #include "lockstep/worker/standby_place.h"
@@ -142,7 +143,7 @@ void StandbyPool::start() {
   FileDescriptor err = early_output_file();
   std::vector<std::string> environment = options_.environment;
   environment.push_back(std::string(kStandbyVariable) + "=" +
-                        standby_mark(theirs));
+                        descriptor_mark(theirs.get()));
   members_.push_back({start_program({.what = kWhat,
                                      .path = options_.path,
                                      .arguments = options_.arguments,
@@ -150,7 +151,7 @@ void StandbyPool::start() {
                                      .stdin_fd = no_input.get(),
                                      .stdout_fd = out.get(),
                                      .stderr_fd = err.get(),
-                                     .inherited_fds = {theirs.get(), -1},
+                                     .inherited_fds = {theirs.get()},
                                      .cpus = {},
                                      .surroundings = options_.surroundings}),
                       std::move(own), std::move(out), std::move(err)});
@@ -168,7 +169,8 @@ std::optional<StandbyPool::Taken> StandbyPool::take(const ChildStart& worker) {
     }
   }
   place.standard_fds = {worker.stdin_fd, worker.stdout_fd, worker.stderr_fd};
-  place.master_listen_fd = worker.inherited_fds[0];
+  place.master_listen_fd = worker.inherited_fds.at(0);
+  place.memory_fd = worker.inherited_fds.at(1);
   const std::vector<std::string> wanted = place_of(worker.environment);
   for (const bool kept : {true, false}) {
     for (auto member = members_.begin(); member != members_.end(); ++member) {

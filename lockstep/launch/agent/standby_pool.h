@@ -64,7 +64,8 @@ class StandbyPool : public Pollable {
   };
   // Gives a process that waits the place that `worker` describes, as if the
   // worker had been started so: the one that keep() has for this place, or one
-  // that had none. Returns nothing if none waits, or if it would be another
+  // that had none. Its inherited_fds are StorePort::fd() and the memory of the
+  // place, or -1. Returns nothing if none waits, or if it would be another
   // program. The process's lifetime() begins here.
   std::optional<Taken> take(const ChildStart& worker);
 
@@ -82,6 +83,8 @@ class StandbyPool : public Pollable {
   void add_poll_entries(std::vector<pollfd>& entries) const override;
   void handle_poll_entries(std::span<const pollfd> entries) override;
 
+  // How many wait once all have come; 0 if no more are started.
+  int processes() const { return given_up_ ? 0 : options_.processes; }
   // Both count those in init_process_group().
   int waiting() const;  // without those that are kept
   int kept() const;

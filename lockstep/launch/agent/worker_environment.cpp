@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/launch/nodes/job_secret.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
@@ -119,7 +120,12 @@ std::vector<std::string> worker_environment(
   for (const auto& [name, value] :
        {std::pair("LOCKSTEP_AGENT", worker.agent_socket),
         std::pair("LOCKSTEP_STORE", worker.store_socket),
-        std::pair("LOCKSTEP_PROGRESS_FILE", worker.progress_file)}) {
+        std::pair("LOCKSTEP_PROGRESS_FILE", worker.progress_file),
+        std::pair(kHealVariable, std::string(worker.heals ? "1" : "")),
+        std::pair(kGenerationVariable, worker.generation > 0
+                                           ? std::to_string(worker.generation)
+                                           : std::string()),
+        std::pair(kPlaceMemoryVariable, worker.place_memory)}) {
     value.empty() ? remove(entries, name) : set(entries, name, value);
   }
   return entries;

@@ -35,6 +35,12 @@ struct WorkerIdentity {
   std::string worker_store{};  // --worker-store; empty if it was not given
   // To be touched (hang_finder.h); empty if there is none.
   std::string progress_file{};
+  // If the job heals (worker/healing_place.h): the generation that a worker
+  // joins, 0 if it is started with its attempt, and the descriptor_mark() of
+  // the memory of its place.
+  bool heals = false;
+  int generation = 0;
+  std::string place_memory{};
 };
 
 // Returns the environment of a worker, entries "NAME=value" for execve:
@@ -44,9 +50,9 @@ struct WorkerIdentity {
 // directory of flight records, if they are unset. LOCKSTEP_AGENT_PLACE is the
 // true local rank if LOCAL_RANK is not.
 // LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
-// the descriptor, and LOCKSTEP_AGENT, LOCKSTEP_STORE and LOCKSTEP_PROGRESS_FILE
-// if there is none. LOCKSTEP_WORKER_STORE stays as it is unless `worker_store`
-// is given.
+// the descriptor, and LOCKSTEP_AGENT, LOCKSTEP_STORE, LOCKSTEP_PROGRESS_FILE
+// and the variables of healing if there is none. LOCKSTEP_WORKER_STORE stays as
+// it is unless `worker_store` is given.
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,11 +14,13 @@
 #include <utility>
 
 #include "lockstep/base/control_groups.h"
+#include "lockstep/base/descriptor_mark.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/base/whole_file.h"
 #include "lockstep/launch/agent/worker_environment.h"
 #include "lockstep/launch/watch/hang_finder.h"
 #include "lockstep/worker/error_file.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
@@ -113,6 +116,13 @@ std::optional<StandbyPool::Taken> take_standby(StandbyPool& standby,
   }
 }
 
+// Returns the memory of a worker's place (worker/healing_place.h).
+FileDescriptor place_memory() {
+  FileDescriptor file(::memfd_create("lockstep-place", MFD_CLOEXEC));
+  if (!file) throw_errno("memory for the place of a worker");
+  return above_standard_streams(std::move(file));
+}
+
 }  // namespace
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
@@ -121,106 +131,188 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RunDirectory& directory,
                          const Surroundings& surroundings, OutputMux& mux,
                          StandbyPool* standby)
-    : first_rank_(plan.place.first_rank),
+    : options_(options),
+      plan_(plan),
+      master_listen_fd_(master_listen_fd),
+      store_socket_(store_socket),
+      directory_(directory),
+      surroundings_(surroundings),
+      mux_(mux),
       standby_(standby),
+      first_rank_(plan.place.first_rank),
+      no_input_(open_null(O_RDONLY)),
       oom_kills_before_(oom_kills()) {
-  const std::vector<std::string> inherited = current_environment();
-  const FileDescriptor no_input = open_null(O_RDONLY);
   open_filtered_logs(options.output, directory, plan.round, mux);
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
-    const auto path = directory.worker_directory(plan.round, rank);
-    const auto error_file = path / "error.json";
-    Program program = options.program;
-    program.expand_local_rank(rank);
-
-    WorkerIdentity identity;
-    identity.local_rank = rank;
-    identity.place = plan.place;
-    identity.master_addr = plan.master_addr;
-    identity.master_port = plan.master_port;
-    identity.restart_count = plan.restarts_used;
-    identity.local_world_size = options.nproc_per_node;
-    identity.role = options.role;
-    identity.max_restarts = options.max_restarts;
-    identity.run_id = options.run_id;
-    identity.agent_socket = options.agent_socket;
-    identity.store_socket = store_socket;
-    identity.worker_store = options.worker_store;
-    identity.signals_to_handle = options.signals_to_handle;
-    const auto at = static_cast<size_t>(rank);
-    if (!options.only_gpus.empty()) identity.only_gpu = options.only_gpus[at];
-    if (!options.omp_threads.empty()) {
-      identity.omp_threads = options.omp_threads[at];
-    }
-    identity.error_file = error_file;
-    if (options.tells_progress) {
-      identity.progress_file = path / HangFinder::kProgressFile;
-    }
-    identity.flight_directory = directory.attempt_directory(plan.round);
-    identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
-    const auto environment = worker_environment(identity, inherited);
-
-    std::vector<std::shared_ptr<std::string>> last_lines;
-    const auto route = [&](Streams stream) {
-      last_lines.push_back(std::make_shared<std::string>());
-      return route_stream(options.output, options.role, rank,
-                          first_rank_ + rank, stream, directory, path, mux,
-                          last_lines.back());
-    };
-    const FileDescriptor out = route(Streams::out);
-    const FileDescriptor err = route(Streams::err);
-    const ChildStart start{
-        .what = "starting a worker process",
-        .path = program.path,
-        .arguments = program.arguments,
-        .environment = environment,
-        .stdin_fd = rank == 0 ? STDIN_FILENO : no_input.get(),
-        .stdout_fd = out ? out.get() : STDOUT_FILENO,
-        .stderr_fd = err ? err.get() : STDERR_FILENO,
-        .inherited_fds = {identity.master_listen_fd, -1},
-        .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
-        .surroundings = surroundings};
-    start_worker(start, error_file);
-    workers_.back().last_lines = std::move(last_lines);
+    memory_.push_back(options.heals ? place_memory() : FileDescriptor());
+    workers_.push_back(std::move(*start_worker(rank, /*generation=*/0)));
   }
   if (standby_ != nullptr) standby_->end_kept();
 }
 
-void WorkerGroup::start_worker(const ChildStart& start,
-                               std::filesystem::path error_file) {
-  if (standby_ == nullptr) {
-    workers_.push_back({start_program(start), std::move(error_file)});
-    return;
+std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(int local_rank,
+                                                             int generation) {
+  const int rank = first_rank_ + local_rank;
+  const auto at = static_cast<size_t>(local_rank);
+  const auto path =
+      directory_.worker_directory(plan_.round, local_rank, generation);
+  Program program = options_.program;
+  program.expand_local_rank(local_rank);
+
+  WorkerIdentity identity;
+  identity.local_rank = local_rank;
+  identity.place = plan_.place;
+  identity.master_addr = plan_.master_addr;
+  identity.master_port = plan_.master_port;
+  identity.restart_count = plan_.restarts_used;
+  identity.local_world_size = options_.nproc_per_node;
+  identity.role = options_.role;
+  identity.max_restarts = options_.max_restarts;
+  identity.run_id = options_.run_id;
+  identity.agent_socket = options_.agent_socket;
+  identity.store_socket = store_socket_;
+  identity.worker_store = options_.worker_store;
+  identity.signals_to_handle = options_.signals_to_handle;
+  if (!options_.only_gpus.empty()) identity.only_gpu = options_.only_gpus[at];
+  if (!options_.omp_threads.empty()) {
+    identity.omp_threads = options_.omp_threads[at];
   }
-  const auto add = [&](ChildProcess process, FileDescriptor socket) {
-    workers_.push_back(
-        {.process = std::move(process),
-         .error_file = std::move(error_file),
-         .environment = start.environment,
-         .streams = stream_marks(start.stdout_fd, start.stderr_fd),
-         .socket = std::move(socket)});
+  identity.error_file = path / "error.json";
+  if (options_.tells_progress) {
+    identity.progress_file = progress_file(local_rank);
+  }
+  identity.flight_directory = directory_.attempt_directory(plan_.round);
+  identity.master_listen_fd = local_rank == 0 ? master_listen_fd_ : -1;
+  identity.heals = options_.heals;
+  identity.generation = generation;
+  if (memory_[at]) identity.place_memory = descriptor_mark(memory_[at].get());
+  const auto environment = worker_environment(identity, current_environment());
+
+  std::vector<std::shared_ptr<std::string>> last_lines;
+  const auto route = [&](Streams stream) {
+    last_lines.push_back(std::make_shared<std::string>());
+    return route_stream(options_.output, options_.role, local_rank, rank,
+                        stream, directory_, path, mux_, last_lines.back());
+  };
+  const FileDescriptor out = route(Streams::out);
+  const FileDescriptor err = route(Streams::err);
+  auto worker = start_process(
+      {.what = "starting a worker process",
+       .path = program.path,
+       .arguments = program.arguments,
+       .environment = environment,
+       .stdin_fd = local_rank == 0 ? STDIN_FILENO : no_input_.get(),
+       .stdout_fd = out ? out.get() : STDOUT_FILENO,
+       .stderr_fd = err ? err.get() : STDERR_FILENO,
+       .inherited_fds = {identity.master_listen_fd, memory_[at].get()},
+       .cpus = options_.cpus.empty() ? std::set<int>() : options_.cpus[at],
+       .surroundings = surroundings_},
+      /*only_standby=*/generation > 0);
+  if (!worker) return std::nullopt;
+  worker->error_file = identity.error_file;
+  worker->last_lines = std::move(last_lines);
+  return worker;
+}
+
+std::optional<WorkerGroup::Worker> WorkerGroup::start_process(
+    const ChildStart& start, bool only_standby) {
+  if (standby_ == nullptr) return Worker{.process = start_program(start)};
+  const auto with_socket = [&](ChildProcess process, FileDescriptor socket) {
+    return Worker{.process = std::move(process),
+                  .environment = start.environment,
+                  .streams = stream_marks(start.stdout_fd, start.stderr_fd),
+                  .socket = std::move(socket)};
   };
   if (auto taken = take_standby(*standby_, start)) {
     ++stood_by_;
-    return add(std::move(taken->process), std::move(taken->socket));
+    return with_socket(std::move(taken->process), std::move(taken->socket));
   }
+  if (only_standby) return std::nullopt;
   auto [own, theirs] = standby_sockets(start.what);
   std::vector<std::string> environment = start.environment;
   environment.push_back(std::string(kStandbySocketVariable) + "=" +
-                        standby_mark(theirs));
-  ChildStart with_socket{
-      .what = start.what,
-      .path = start.path,
-      .arguments = start.arguments,
-      .environment = environment,
-      .stdin_fd = start.stdin_fd,
-      .stdout_fd = start.stdout_fd,
-      .stderr_fd = start.stderr_fd,
-      .inherited_fds = {start.inherited_fds[0], theirs.get()},
-      .cpus = start.cpus,
-      .surroundings = start.surroundings};
-  add(start_program(with_socket), std::move(own));
+                        descriptor_mark(theirs.get()));
+  std::vector<int> inherited = start.inherited_fds;
+  inherited.push_back(theirs.get());
+  return with_socket(start_program({.what = start.what,
+                                    .path = start.path,
+                                    .arguments = start.arguments,
+                                    .environment = environment,
+                                    .stdin_fd = start.stdin_fd,
+                                    .stdout_fd = start.stdout_fd,
+                                    .stderr_fd = start.stderr_fd,
+                                    .inherited_fds = std::move(inherited),
+                                    .cpus = start.cpus,
+                                    .surroundings = start.surroundings}),
+                     std::move(own));
+}
+
+std::filesystem::path WorkerGroup::progress_file(int local_rank) const {
+  return directory_.worker_directory(plan_.round, local_rank) /
+         HangFinder::kProgressFile;
+}
+
+std::vector<int> WorkerGroup::lost() const {
+  std::vector<int> all;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    const Worker& worker = workers_[at];
+    if (worker.hung ||
+        (worker.process.ended() && worker.process.exit_code() != 0)) {
+      all.push_back(static_cast<int>(at));
+    }
+  }
+  return all;
+}
+
+std::optional<std::string> WorkerGroup::why_not_healed() {
+  // The last words of a worker that has ended may not have been read yet.
+  for (Worker& worker : workers_) {
+    while (worker.socket && hear(worker)) {
+    }
+  }
+  const std::vector<int> gone = lost();
+  if (gone.empty()) return "a rank of this node seems to be the cause";
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    const Worker& worker = workers_[at];
+    const std::string rank =
+        "rank " + std::to_string(first_rank_ + static_cast<int>(at));
+    if (!worker.heals) {
+      return rank + " has not said that its training can be healed";
+    }
+    if (!worker.hung && worker.process.ended() &&
+        worker.process.exit_code() == 0) {
+      return rank + " has ended well";
+    }
+  }
+  if (gone.size() == workers_.size() && plan_.place.nnodes == 1) {
+    return "no rank is left";
+  }
+  return std::nullopt;
+}
+
+std::optional<pid_t> WorkerGroup::replace(int local_rank, int generation) {
+  Worker& worker = workers_[static_cast<size_t>(local_rank)];
+  if (options_.tells_progress) {
+    std::error_code ignored;
+    std::filesystem::remove(progress_file(local_rank), ignored);
+  }
+  auto next = start_worker(local_rank, generation);
+  if (!next) return std::nullopt;
+  // Workers of this attempt have left init_process_group(), so it may, too.
+  next->stage = Worker::Stage::left;
+  next->heals = true;
+  std::destroy_at(&worker);
+  std::construct_at(&worker, std::move(*next));
+  failed_ = !lost().empty();
+  oom_kills_before_ = oom_kills();
+  return worker.process.pid();
+}
+
+void WorkerGroup::kill_hung() {
+  for (const Worker& worker : workers_) {
+    if (worker.hung) worker.process.signal(SIGKILL);
+  }
 }
 
 void WorkerGroup::let_leave() {
@@ -275,7 +367,10 @@ bool WorkerGroup::hear(Worker& worker) {
     return false;
   }
   const std::string_view words(bytes.data(), static_cast<size_t>(count));
-  if (words == kStandbyMeets) {
+  if (words == kStandbyHeals) {
+    worker.heals = true;
+    worker.stage = Stage::left;
+  } else if (words == kStandbyMeets) {
     if (worker.stage == Stage::before_group) worker.stage = Stage::meets;
   } else if (words == kStandbyMet && worker.stage != Stage::called_back) {
     // While the group is being stopped it may go: SIGTERM is on its way.
@@ -482,6 +577,8 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
     }
     failure.local_rank = static_cast<int>(at);
     failure.pid = process.pid();
+    failure.folder = worker.error_file.parent_path().lexically_relative(
+        directory_.attempt_directory(plan_.round));
     all.push_back(std::move(failure));
   }
   std::ranges::sort(all, comes_before);

@@ -30,6 +30,7 @@ struct WorkerGroupOptions {
   Program program{};
   int nproc_per_node = 1;
   int max_restarts = 0;
+  bool heals = false;  // --heal: worker/healing_place.h
   std::string role = "default";
   std::string run_id{};
   std::string agent_socket{};  // AgentSocket::name(); empty if there is none
@@ -49,7 +50,8 @@ struct WorkerGroupOptions {
 // Local rank 0 has the launcher's stdin, the others /dev/null: if several read
 // one terminal, each would get some of its lines by chance. Reads what the
 // workers say that may be called back: one that was, and stands by, is given to
-// the StandbyPool and is not a worker of this group any more. For one thread.
+// the StandbyPool and is not a worker of this group any more. If the job heals,
+// a standby process can take the place of a worker that failed. For one thread.
 class WorkerGroup {
  public:
   // Starts every worker. If one cannot be started, kills those that were
@@ -58,7 +60,8 @@ class WorkerGroup {
   // WorkerStoreService, or empty. Standby processes that wait
   // become workers, local rank 0 first; `standby` is null if the launch has
   // none. With it, no worker returns from init_process_group() before
-  // let_leave(). Throws ProgramError, std::system_error.
+  // let_leave(). All that is referred to must outlive the group. Throws
+  // ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const std::string& store_socket,
               const RunDirectory& directory, const Surroundings& surroundings,
@@ -110,6 +113,19 @@ class WorkerGroup {
   // This group has failed, because these workers hang. Sends them SIGABRT, so
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
+
+  // The next four are for a job that heals, before settle().
+
+  // Returns the local ranks of the workers that failed and are not replaced.
+  std::vector<int> lost() const;
+  // Returns why no process may take the places of lost() workers while the
+  // others go on; nothing if that may be done.
+  std::optional<std::string> why_not_healed();
+  // Gives the place of a worker that failed and has ended to a standby process,
+  // which joins `generation`. Returns the process; nothing if none takes it.
+  std::optional<pid_t> replace(int local_rank, int generation);
+  void kill_hung();  // SIGKILL to those of end_hung()
+
   // From now on the workers are being stopped: how they end does not count as a
   // failure.
   void settle() { settled_ = true; }
@@ -125,11 +141,12 @@ class WorkerGroup {
     enum class Stage { before_group, meets, has_met, left, called_back, kept };
 
     ChildProcess process;
-    std::filesystem::path error_file;
+    std::filesystem::path error_file{};
     std::vector<std::string> environment{};
     std::string streams{};    // stream_marks()
     FileDescriptor socket{};  // empty if the launch has no standby processes
     Stage stage = Stage::before_group;
+    bool heals = false;        // it, or one before it in its place, has said so
     bool is_spared = false;    // spare_named()
     bool was_stopped = false;  // it ended after settle() and was not spared
     std::optional<HungWorker> hung{};
@@ -138,13 +155,28 @@ class WorkerGroup {
     std::vector<std::shared_ptr<std::string>> last_lines{};
   };
 
-  void start_worker(const ChildStart& start, std::filesystem::path error_file);
+  // Starts a worker, or has a standby process become it. Returns nothing only
+  // if it joins a generation after 0, and no standby process takes the place.
+  std::optional<Worker> start_worker(int local_rank, int generation);
+  std::optional<Worker> start_process(const ChildStart& start,
+                                      bool only_standby);
+  std::filesystem::path progress_file(int local_rank) const;
   // Returns false once the worker has no more to say.
   bool hear(Worker& worker);
 
-  int first_rank_;
+  const WorkerGroupOptions& options_;
+  const RoundPlan& plan_;
+  const int master_listen_fd_;
+  const std::string& store_socket_;
+  const RunDirectory& directory_;
+  const Surroundings& surroundings_;
+  OutputMux& mux_;
   StandbyPool* standby_;
-  std::vector<Worker> workers_;
+  const int first_rank_;
+  const FileDescriptor no_input_;
+  // The memory of each place, if the job heals; by local rank.
+  std::vector<FileDescriptor> memory_{};
+  std::vector<Worker> workers_{};
   NamedRanks named_elsewhere_{};  // by echoes of other nodes
   bool failed_ = false;
   bool settled_ = false;

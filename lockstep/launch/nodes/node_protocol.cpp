@@ -287,6 +287,7 @@ void NodeProtocol::agree_on_job() {
       {"nnodes", self_.nnodes},
       {"min_nodes", self_.fewest()},
       {"max_restarts", self_.max_restarts},
+      {"heals", self_.heals ? 1 : 0},
       {"max_membership_changes", self_.max_membership_changes.value_or(-1)},
       {"run_id", own_id},
       {"first_round", self_.earlier.count},
@@ -298,6 +299,7 @@ void NodeProtocol::agree_on_job() {
   job_nnodes_ = job.number("nnodes", 1, kMostNodes);
   job_fewest_ = job.number("min_nodes", 1, job_nnodes_);
   const int max_restarts = job.number("max_restarts", 0, 1'000'000);
+  const bool heals = job.number("heals", 0, 1) == 1;
   const int most_changes = job.number("max_membership_changes", -1, 1'000'000);
   first_round_ = job.number("first_round", 0, kMostRounds);
   run_id_ = job.text("run_id");
@@ -322,6 +324,8 @@ void NodeProtocol::agree_on_job() {
             range_text(job_fewest_, job_nnodes_));
   refuse_if(max_restarts != self_.max_restarts, "--max-restarts",
             std::to_string(self_.max_restarts), std::to_string(max_restarts));
+  refuse_if(heals != self_.heals, "--heal", self_.heals ? "true" : "false",
+            heals ? "true" : "false");
   const auto theirs =
       most_changes < 0 ? std::nullopt : std::optional(most_changes);
   refuse_if(self_.max_membership_changes != theirs, "--max-membership-changes",

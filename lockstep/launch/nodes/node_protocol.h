@@ -63,8 +63,8 @@ struct EarlierRounds {
 };
 
 // An agent's description of itself for the others. All agents of a job must
-// agree on the numbers of nodes, on the limits and, if they give one, on the
-// run id.
+// agree on the numbers of nodes, on the limits, on --heal and, if they give
+// one, on the run id.
 struct NodeDescription {
   int nnodes = 1;  // at most
   // At least. If it is unset, it is `nnodes`, so that their number is fixed.
@@ -73,6 +73,7 @@ struct NodeDescription {
   int nproc_per_node = 1;
   std::string role = "default";
   int max_restarts = 0;
+  bool heals = false;
   std::optional<int> max_membership_changes{};  // unset means without limit
   // If it is unset, it is the first agent's.
   std::optional<std::string> run_id{};

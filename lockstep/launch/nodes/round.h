@@ -43,7 +43,9 @@ struct RoundPlan {
 // How often the workers of a job were started again, by cause. Equal on all
 // nodes.
 struct ChangeCount {
-  int restarts = 0;            // after a failure
+  // After a failure; and, as the same option limits both, how often a process
+  // took the place of one that failed (worker/healing_place.h).
+  int restarts = 0;
   int membership_changes = 0;  // because a node came or went
 
   bool operator==(const ChangeCount&) const = default;
@@ -82,14 +84,17 @@ struct Verdict {
   // The changes up to the next round: those of this one, and what this verdict
   // adds. NodeProtocol::propose() sets it.
   ChangeCount changes{};
+  // How many generations this attempt has had after the first, as the node
+  // knows that proposes the verdict. Never in a store: `changes` has them.
+  int healings = 0;
   // The store was lost with its host, and the nodes meet at another one. Never
   // in a store.
   bool moves = false;
 
   bool changes_membership() const { return kind >= Kind::node_lost; }
-  // Returns `used` and what a verdict of this kind adds to it.
+  // Returns `used` and what this verdict adds to it.
   ChangeCount after(ChangeCount used) const {
-    used.restarts += kind == Kind::failed;
+    used.restarts += healings + (kind == Kind::failed);
     used.membership_changes += changes_membership();
     return used;
   }

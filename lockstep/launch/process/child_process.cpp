@@ -52,7 +52,7 @@ struct ChildPlan {
   char* const* arguments;
   char* const* environment;
   std::array<int, 3> standard_fds;
-  std::array<int, 2> inherited_fds;
+  const std::vector<int>* inherited_fds;
   ChildSession session;
   // A mask; empty if it is not to be set.
   const std::vector<unsigned long>* cpus;
@@ -102,7 +102,7 @@ int execute(void* argument) {
   // A kernel before 5.11 refuses this flag; descriptors that are not
   // close-on-exec then stay open, as over any exec.
   syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2);  // CLOEXEC
-  for (const int fd : plan.inherited_fds) {
+  for (const int fd : *plan.inherited_fds) {
     if (fd >= 0 && fcntl(fd, F_SETFD, 0) != 0) return fail();
   }
   if (!plan.cpus->empty() && syscall(SYS_sched_setaffinity, 0,
@@ -132,7 +132,7 @@ ChildProcess ChildProcess::start(const ChildStart& start) {
                  arguments.data(),
                  environment.data(),
                  {start.stdin_fd, start.stdout_fd, start.stderr_fd},
-                 start.inherited_fds,
+                 &start.inherited_fds,
                  start.session,
                  &cpus,
                  &start.surroundings,

@@ -4,7 +4,6 @@
 #include <sys/resource.h>
 #include <sys/types.h>
 
-#include <array>
 #include <chrono>
 #include <functional>
 #include <optional>
@@ -51,7 +50,7 @@ struct ChildStart {
   // -1 if there is none. All others are closed, also those that this process
   // inherited (as Python's subprocess does, and so torchrun); but kernels
   // before 5.11 keep those open that are not close-on-exec.
-  std::array<int, 2> inherited_fds{-1, -1};
+  std::vector<int> inherited_fds{};
   ChildSession session = ChildSession::own;
   // Those that it may run on; empty means as this process.
   std::set<int> cpus{};

@@ -198,9 +198,12 @@ RunDirectory::RunDirectory(RunDirectory&& other) noexcept
       temporary_(std::exchange(other.temporary_, false)),
       lock_(std::move(other.lock_)) {}
 
-fs::path RunDirectory::worker_directory(int restart, int local_rank) const {
-  const fs::path directory =
-      attempt_directory(restart) / std::to_string(local_rank);
+fs::path RunDirectory::worker_directory(int restart, int local_rank,
+                                        int generation) const {
+  fs::path directory = attempt_directory(restart) / std::to_string(local_rank);
+  if (generation > 0) {
+    directory /= "generation_" + std::to_string(generation);
+  }
   fs::create_directories(directory);
   return directory;
 }

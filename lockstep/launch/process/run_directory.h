@@ -16,9 +16,13 @@ namespace lockstep::internal {
 //                                                              error.json
 //                                                              stack.txt
 //                                                              progress
+//                               attempt_<restart>/<local_rank>/generation_<n>/
 //                               attempt_<restart>/lockstep-flight-*.json
 //                                                 crash-report.txt
 //                                                 stacks.txt
+//
+// A process that took the place of a worker that died (--heal) has the folder
+// of the generation that it joined.
 //
 // With a log directory, the files of every attempt are kept. Without one, the
 // directory holds only error files, stacks, flight records
@@ -45,8 +49,10 @@ class RunDirectory {
 
   bool keeps_logs() const { return !temporary_; }
   // Makes the directory of one worker of one attempt and returns its path.
-  // Throws std::system_error.
-  std::filesystem::path worker_directory(int restart, int local_rank) const;
+  // `generation` is 0 for one that is started with the attempt. Throws
+  // std::system_error.
+  std::filesystem::path worker_directory(int restart, int local_rank,
+                                         int generation = 0) const;
   // Returns the directory of one attempt, where flight records go.
   std::filesystem::path attempt_directory(int restart) const;
   // The job has ended: removes the directory if it is temporary and, after a

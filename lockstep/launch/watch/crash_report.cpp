@@ -95,7 +95,7 @@ void FailedAttempt::read_files() try {
     WorkerFailure& failure = failures[at];
     failure.logs.clear();
     for (const char* name : {"stderr.log", "stdout.log"}) {
-      const fs::path file = std::to_string(failure.local_rank) / fs::path(name);
+      const fs::path file = failure.folder / name;
       LogTail log{.file = directory / file,
                   .lines = last_lines(directory, file)};
       if (!log.lines.empty()) failure.logs.push_back(std::move(log));

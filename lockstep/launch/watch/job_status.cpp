@@ -54,6 +54,7 @@ std::string to_json(const JobStatus& status) {
                  {"nnodes", status.nnodes},
                  {"world_size", status.world_size},
                  {"restart", status.restart},
+                 {"healings", status.healings},
                  {"max_restarts", status.max_restarts},
                  {"attempt_directory", status.attempt_directory},
                  {"standby", status.standby},
@@ -76,6 +77,7 @@ JobStatus job_status_of(const std::string& text) {
     all.at("nnodes").get_to(status.nnodes);
     all.at("world_size").get_to(status.world_size);
     all.at("restart").get_to(status.restart);
+    all.at("healings").get_to(status.healings);
     all.at("max_restarts").get_to(status.max_restarts);
     all.at("attempt_directory").get_to(status.attempt_directory);
     all.at("standby").get_to(status.standby);

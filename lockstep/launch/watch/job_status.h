@@ -37,7 +37,8 @@ struct JobStatus {
   int node_rank = 0;
   int nnodes = 1;
   int world_size = 1;
-  int restart = 0;  // restarts used
+  int restart = 0;   // restarts used, healings included
+  int healings = 0;  // how often a process took the place of one that failed
   int max_restarts = 0;
   std::string attempt_directory{};
   int standby = 0;  // standby processes of this node that wait for a place

@@ -66,7 +66,8 @@ struct WorkerFailure {
   // Of the thread that failed, the innermost first: frame_line()
   // (native_stack.h), or the same for people (SourceFinder::texts()).
   std::vector<std::string> stack{};
-  std::vector<LogTail> logs{};  // of those that are not empty
+  std::filesystem::path folder{};  // of its files, below that of the attempt
+  std::vector<LogTail> logs{};     // of those that are not empty
   // The last line that it wrote through the launcher (--prefix-lines); empty if
   // its output goes elsewhere.
   std::string last_line{};
@@ -76,6 +77,14 @@ struct WorkerFailure {
   std::chrono::system_clock::time_point time() const {
     return error.time ? std::min(*error.time, ended) : ended;
   }
+};
+
+// A worker that failed while the others went on (worker/healing_place.h), and
+// the process that took its place.
+struct HealedFailure {
+  int generation = 0;  // that began with it
+  WorkerFailure failure{};
+  pid_t pid = 0;
 };
 
 // Returns whether `one` is more likely than `other` to be the cause that ended

@@ -1,0 +1,324 @@
+// Healing (--heal): what the agent does when a worker fails and the others
+// stay, and when it does not heal.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "tests/launch/nodes.h"
+#include "tests/launch/standby_job.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kRank = LOCKSTEP_BIN_DIR "/tests/healing_rank";
+constexpr const char* kNotHealed =
+    "this is not healed, so all workers are stopped: ";
+
+class Healing : public StandbyJob {
+ protected:
+  // Returns once all workers have said that they heal.
+  std::unique_ptr<RunningProgram> start_job(const std::string& scenario,
+                                            std::vector<std::string> options,
+                                            int workers = 2) {
+    options.insert(options.begin(),
+                   {"--heal", "--nproc-per-node=" + std::to_string(workers)});
+    auto job = StandbyJob::start_job(kRank, scenario, std::move(options));
+    job->await_output(" generation 0 ", workers);
+    return job;
+  }
+  // Kills the processes while the agent is stopped, so that it learns of all of
+  // them at once.
+  static void kill_at_once(const std::vector<pid_t>& pids) {
+    const pid_t agent = std::stoi(stat_fields(pids.front()).at(3));
+    ASSERT_EQ(::kill(agent, SIGSTOP), 0);
+    for (const pid_t pid : pids) ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    ASSERT_EQ(::kill(agent, SIGCONT), 0);
+  }
+  void tell(const std::string& what, pid_t pid, const std::string& words) {
+    const auto file = scratch() / (what + "-" + std::to_string(pid));
+    std::ofstream(file.string() + ".new") << words << "\n";
+    std::filesystem::rename(file.string() + ".new", file);
+  }
+  static std::string who(int rank, pid_t pid) {
+    return "rank " + std::to_string(rank) + " pid " + std::to_string(pid);
+  }
+};
+
+TEST_F(Healing, AStandbyProcessTakesThePlaceAndTheOthersStay) {
+  const auto report = scratch() / "report.json";
+  auto job =
+      start_job("heals", {"--max-restarts=3", "--standby=1", "--prefix-lines",
+                          "--log-dir", (scratch() / "logs").string(), "--tee=3",
+                          "--report", report.string()});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const pid_t zero = pid_of(0);
+  const pid_t one = pid_of(1);
+  ASSERT_EQ(::kill(one, SIGKILL), 0);
+  const std::string cause = "rank 1 failed: killed by SIGKILL (exit code 137)";
+  job->await_output(who(0, zero) + " learns of generation 1: " + cause);
+  job->await_output(" generation 1 memory ");
+  EXPECT_EQ(pid_of(0), zero);
+  const pid_t new_one = pid_of(1);
+  EXPECT_NE(new_one, one);
+  EXPECT_THAT(job->out(), HasSubstr("[default1]:" + who(1, new_one) +
+                                    " attempt 0 generation 1 memory " +
+                                    std::to_string(one) + " errors "));
+  EXPECT_THAT(job->out(), HasSubstr("/attempt_0/1/generation_1/error.json\n"));
+  job->await_error(cause + "\n  standby process " + std::to_string(new_one) +
+                   " takes the place of rank 1: healing 1 of 3\n");
+
+  // The pool is filled again, and rank 0 is like any other.
+  ASSERT_NO_FATAL_FAILURE(await_standby(1, 1));
+  ASSERT_EQ(::kill(zero, SIGKILL), 0);
+  job->await_output(who(1, new_one) + " learns of generation 2: rank 0 failed");
+  job->await_output(" generation 2 memory " + std::to_string(zero));
+  EXPECT_EQ(pid_of(1), new_one);
+  EXPECT_THAT(run_command({"status", name()}).out,
+              HasSubstr("restart 2 of 3, 2 of them healings; 2 of 2 workers"));
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "failed"), 2) << result.err;
+  // Each process has told of the generations after its own.
+  EXPECT_EQ(count(result.out, " learns of "), 2) << result.out;
+
+  const json all = json::parse(read_file(report));
+  EXPECT_EQ(all["result"], "succeeded");
+  EXPECT_EQ(all["restarts_used"], 2);
+  EXPECT_EQ(all["healings"], 2);
+  EXPECT_EQ(all["failed_attempts"].size(), 0u);
+  ASSERT_EQ(all["healed"].size(), 2u) << all.dump(2);
+  EXPECT_EQ(all["healed"][0]["rank"], 1);
+  EXPECT_EQ(all["healed"][0]["generation"], 1);
+  EXPECT_EQ(all["healed"][0]["pid"], one);
+  EXPECT_EQ(all["healed"][0]["new_pid"], new_one);
+  EXPECT_EQ(all["healed"][1]["signal"], "SIGKILL");
+}
+
+TEST_F(Healing, AProcessThatFailsInItsNewPlaceIsReplacedToo) {
+  auto job = start_job("fragile", {"--max-restarts=3", "--standby=1"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const pid_t one = pid_of(1);
+  ASSERT_EQ(::kill(one, SIGKILL), 0);
+  job->await_output(" learns of generation 2: rank 1 failed: exit code 5");
+  job->await_output(" attempt 0 generation 2 memory " + std::to_string(one));
+  job->await_error("healing 2 of 3\n");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, TwoWorkersThatDieAtOnceAreOneHealing) {
+  auto job = start_job("heals", {"--max-restarts=1", "--standby=2"}, 3);
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  kill_at_once({pid_of(0), pid_of(2)});
+  job->await_output(
+      " learns of generation 1: ranks 0 and 2 failed: killed by SIGKILL (exit "
+      "code 137)");
+  job->await_output(" attempt 0 generation 1 ", 2);
+  job->await_error(" takes the place of rank 0, ");
+  job->await_error(" that of rank 2: healing 1 of 1\n");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, TwoWorkersThatDieAtOnceAreHealedOneByOneIfOneProcessWaits) {
+  auto job = start_job("heals", {"--max-restarts=2", "--standby=1"}, 3);
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const pid_t one = pid_of(1);
+  kill_at_once({pid_of(0), pid_of(2)});
+  job->await_output(who(1, one) + " learns of generation 2: rank ");
+  job->await_output(" attempt 0 generation 2 ");
+  job->await_error("healing 2 of 2\n");
+  EXPECT_EQ(pid_of(1), one);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, AWorkerWaitsForAProcessThatIsOnItsWay) {
+  auto job = start_job("late", {"--max-restarts=1", "--standby=1"});
+  const pid_t zero = pid_of(0);
+  kill_worker(1);
+  job->await_error("its place waits for a standby process\n");
+  EXPECT_EQ(pid_of(0), zero);
+  std::ofstream(scratch() / "go") << "now\n";
+  job->await_output(who(0, zero) + " learns of generation 1: ");
+  job->await_output(" attempt 0 generation 1 ");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, AWorkerThatHangsIsReplaced) {
+  auto job = start_job("heals",
+                       {"--max-restarts=1", "--standby=1", "--hang-timeout=2"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const pid_t zero = pid_of(0);
+  const pid_t one = pid_of(1);
+  ASSERT_EQ(::kill(one, SIGSTOP), 0);
+  tell("hang", one, "now");
+  job->await_output(who(0, zero) + " learns of generation 1: rank 1 hung");
+  job->await_output(" attempt 0 generation 1 memory " + std::to_string(one));
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, AllRestartIfARankHasNotSaidThatItHeals) {
+  auto job = start_job("mute", {"--max-restarts=1", "--standby=1"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  kill_worker(0);
+  job->await_output(" attempt 1 generation 0 memory none ", 2);
+  job->await_error(kNotHealed + std::string("rank 1 has not said that its "
+                                            "training can be healed\n"));
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, AllRestartIfNoRankIsLeftAndHealingsAreCountedWithRestarts) {
+  auto job = start_job("heals", {"--max-restarts=3", "--standby=2"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  kill_worker(1);
+  job->await_output(" learns of generation 1: ");
+  ASSERT_NO_FATAL_FAILURE(await_standby(2, 1));
+  kill_at_once({pid_of(0), pid_of(1)});
+  // Each attempt has memory of its own.
+  job->await_output(" attempt 2 generation 0 memory none ", 2);
+  job->await_error(kNotHealed + std::string("no rank is left\n"));
+  job->await_error("restart 2 of 3");
+  ASSERT_NO_FATAL_FAILURE(await_standby(2, 2));
+  kill_worker(0);
+  job->await_output(" attempt 2 generation 1 ");
+  job->await_error("healing 3 of 3\n");
+  EXPECT_EQ(status()["healings"], 2);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, NoneIsHealedOnceNoRestartIsLeft) {
+  auto job = start_job("heals", {"--max-restarts=1", "--standby=1"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  kill_worker(1);
+  job->await_output(" attempt 0 generation 1 ");
+  ASSERT_NO_FATAL_FAILURE(await_standby(1, 1));
+  kill_worker(0);
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err,
+              HasSubstr(kNotHealed + std::string("no restart is left")));
+  EXPECT_THAT(result.err, HasSubstr("restarts used 1 of 1\n"));
+}
+
+TEST_F(Healing, NoneIsHealedOnceARankHasEndedWell) {
+  auto job = start_job("heals", {"--max-restarts=1", "--standby=1"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const pid_t one = pid_of(1);
+  tell("exit", pid_of(0), "0");
+  const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+  while (status()["workers"][0]["exit_code"].is_null()) {
+    ASSERT_FALSE(deadline.expired());
+  }
+  ASSERT_EQ(::kill(one, SIGKILL), 0);
+  job->await_error(kNotHealed + std::string("rank 0 has ended well\n"));
+  job->await_output(" attempt 1 generation 0 ", 2);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, NoneIsHealedIfTheProgramCannotStandBy) {
+  auto job = start_job("ends", {"--max-restarts=1", "--standby=1"});
+  job->await_error("--standby has no effect from here on");
+  kill_worker(1);
+  job->await_error(kNotHealed +
+                   std::string("no standby process can come any more\n"));
+  job->await_output(" attempt 1 generation 0 ", 2);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Healing, OptionsWithWhichNoneCanBeHealedAreRefused) {
+  const auto refused = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "--heal");
+    arguments.push_back(kRank);
+    const auto result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--max-restarts=1"}), HasSubstr("give --standby"));
+  EXPECT_THAT(refused({"--standby=1"}), HasSubstr("give --max-restarts"));
+  EXPECT_THAT(
+      refused({"--standby=1", "--max-restarts=1", "--worker-store=tcp"}),
+      HasSubstr("--worker-store=tcp; leave out one of them"));
+  EXPECT_THAT(refused({"--standby=1", "--max-restarts=1", "--nnodes=2",
+                       "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"}),
+              HasSubstr("--rdzv-backend=c10d; leave out one of them"));
+}
+
+using HealingNodes = NodesTest;
+
+// The agents count generations together, and neither ends the other's workers.
+TEST_F(HealingNodes, EachHealsItsOwnWorkers) {
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  const auto start_node = [&](int node, const std::string& workers) {
+    nodes.push_back(start(with(
+        meeting(endpoint(), 2, node),
+        {"--heal", "--standby=1", "--max-restarts=2",
+         "--nproc-per-node=" + workers, kRank, "heals", scratch().string()})));
+  };
+  start_node(0, "2");
+  await_store();
+  start_node(1, "1");
+  nodes[0]->await_output(" generation 0 ", 2);
+  nodes[1]->await_output(" generation 0 ");
+  const auto pid_of = [&](int node, int rank, int generation) -> pid_t {
+    const std::string begin = "rank " + std::to_string(rank) + " pid ";
+    for (const std::string& line : lines(nodes[node]->out())) {
+      if (line.starts_with(begin) &&
+          line.find(" generation " + std::to_string(generation) + " memory ") !=
+              line.npos) {
+        return std::stoi(line.substr(begin.size()));
+      }
+    }
+    return 0;
+  };
+  const pid_t zero = pid_of(0, 0, 0);
+  const pid_t two = pid_of(1, 2, 0);
+  ASSERT_GT(zero, 0);
+  ASSERT_GT(two, 0);
+  // The only worker of its node.
+  ASSERT_EQ(::kill(two, SIGKILL), 0);
+  const std::string cause = " failed: killed by SIGKILL (exit code 137)";
+  nodes[0]->await_output(" learns of generation 1: rank 2" + cause, 2);
+  nodes[1]->await_output(" attempt 0 generation 1 memory " +
+                         std::to_string(two));
+  nodes[1]->await_error("takes the place of rank 2: healing 1 of 2\n");
+
+  ASSERT_EQ(::kill(zero, SIGKILL), 0);
+  nodes[0]->await_output(" attempt 0 generation 2 memory " +
+                         std::to_string(zero));
+  nodes[1]->await_output(" learns of generation 2: rank 0" + cause);
+  nodes[0]->await_error("takes the place of rank 0: healing 2 of 2\n");
+  EXPECT_THAT(nodes[0]->err(), Not(HasSubstr("rank 2 failed")));
+
+  // Node 1 has healed once, but knows that the other one has, too.
+  ASSERT_EQ(::kill(pid_of(1, 2, 1), SIGKILL), 0);
+  for (const auto& node : nodes) {
+    const auto result = node->finish();
+    EXPECT_EQ(result.exit_code, 137) << result.err;
+    EXPECT_EQ(count(result.err, kNotHealed), node == nodes[1] ? 1 : 0)
+        << result.err;
+  }
+  EXPECT_THAT(nodes[1]->err(), HasSubstr("restarts used 2 of 2\n"));
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
