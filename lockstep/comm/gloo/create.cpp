@@ -1,8 +1,9 @@
 #include "lockstep/comm/gloo/create.h"
 
 #include <gloo/context.h>
-#include <gloo/transport/tcp/pair.h>
+#include <gloo/transport/pair.h>
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -14,6 +15,19 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/worker/own_address.h"
 #include "lockstep/worker/rank_environment.h"
+
+namespace gloo::transport::tcp {
+
+// A part of Gloo's class, whose own header needs one that Debian's package has
+// not (gloo/common/memory.h). The function is that which Gloo itself calls for
+// all pairs when a wait has timed out.
+class Pair : public ::gloo::transport::Pair {
+ public:
+  ~Pair() override;
+  std::exception_ptr signalExceptionExternal(const std::string& message);
+};
+
+}  // namespace gloo::transport::tcp
 
 namespace lockstep::internal::gloo {
 namespace {
