@@ -56,11 +56,11 @@ nlohmann::json description(const std::vector<ProcessGroupPtr>& groups,
                            int count) {
   auto all = nlohmann::json::array();
   for (const auto& group : groups) {
-    all.push_back(c10::str(
-        "group '", group->name(), "' of ",
-        internal::name_numbers("rank", group->global_ranks()), " by ",
-        group->backend_config(), ", ", group->timeout().count(), " ms",
-        group->checks_calls() ? ", with compared calls" : ""));
+    all.push_back(
+        c10::str("group '", group->name(), "' of ",
+                 internal::name_numbers("rank", group->global_ranks()), " by ",
+                 group->backend_config(), ", ", group->timeout().count(), " ms",
+                 group->checks_calls() ? ", with compared calls" : ""));
   }
   return {{"count", count}, {"groups", std::move(all)}};
 }
@@ -88,11 +88,11 @@ void require_same_groups(const std::vector<ProcessGroupPtr>& groups, int count,
   const auto& all = groups.front();
   const int own = all->rank();
   const auto mine = description(groups, count);
-  const auto texts = internal::gather_texts(
-      {.store = *inside(all).store(),
-       .rank = own,
-       .global_ranks = all->global_ranks()},
-      "groups_made/", mine.dump(), deadline);
+  const auto texts =
+      internal::gather_texts({.store = *inside(all).store(),
+                              .rank = own,
+                              .global_ranks = all->global_ranks()},
+                             "groups_made/", mine.dump(), deadline);
   const auto refuse = [&](int other, const std::string& here,
                           const std::string& there) {
     throw std::invalid_argument(c10::str(
@@ -196,8 +196,8 @@ void reconfigure(const ReconfigureOptions& options) {
   for (const auto& group : groups) inside(group).end_generation();
 
   const auto store = options.store ? options.store
-               : is_apart    ? internal::launcher_store(timeout)
-                             : before.store;
+                     : is_apart    ? internal::launcher_store(timeout)
+                                   : before.store;
   const std::string prefix = "reconfigured/" + options.uuid;
   Rendezvous meeting{
       .store = store,

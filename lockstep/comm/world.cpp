@@ -127,8 +127,8 @@ std::shared_ptr<LifeSigns> begin_life(
         meeting.rank, meeting.world_size, meeting.hosted_by_rank_zero);
   } catch (const std::exception&) {
     c10::make_intrusive<WatchedStore>(store, nullptr, std::vector<int>())
-        ->give_up(c10::str("rank ", meeting.rank, " gave up: ",
-                           words_of(std::current_exception())));
+        ->give_up(c10::str("rank ", meeting.rank,
+                           " gave up: ", words_of(std::current_exception())));
     throw;
   }
 }
@@ -136,8 +136,8 @@ std::shared_ptr<LifeSigns> begin_life(
 void throw_absent(const char* function, const Rendezvous& meeting,
                   const std::string& absent, const c10::Error& error) {
   throw c10::DistBackendError(
-      c10::str(function, ": a world of ", meeting.world_size,
-               ", absent: rank ", absent, "; ", error.what_without_backtrace()));
+      c10::str(function, ": a world of ", meeting.world_size, ", absent: rank ",
+               absent, "; ", error.what_without_backtrace()));
 }
 
 }  // namespace lockstep::internal

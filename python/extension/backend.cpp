@@ -112,7 +112,9 @@ ProcessGroupPtr make_group(Request request) {
   }
   return ProcessGroupPtr(std::make_shared<GroupInside>(
       name, request.rank, request.global_ranks, request.timeout,
-      prefixed("lockstep/", watched), life_signs, std::move(backends),
+      GroupInside::Generation{.store = prefixed("lockstep/", watched),
+                              .life_signs = life_signs,
+                              .backends = std::move(backends)},
       "cpu:" + request.kind, /*checks_calls=*/false));
 }
 

@@ -73,8 +73,9 @@ TEST(CoalescedMessages, ABatchIsStartedAsOne) {
   auto backend = c10::make_intrusive<CoalescingBackend>();
   const ProcessGroupPtr group(std::make_shared<GroupInside>(
       "1", 0, std::vector<int>{0, 1, 2}, std::chrono::seconds(5),
-      c10::make_intrusive<c10d::HashStore>(), nullptr,
-      GroupInside::Backends{{c10::kCPU, backend}}, "cpu:coalescing", false));
+      GroupInside::Generation{.store = c10::make_intrusive<c10d::HashStore>(),
+                              .backends = {{c10::kCPU, backend}}},
+      "cpu:coalescing", false));
   auto arrives = at::zeros({3});
   const P2POp receive{.op = P2POp::Kind::irecv,
                       .tensor = arrives,

@@ -61,11 +61,10 @@ class Rank {
         size_(size),
         generation_(generation_joined()),
         store_(c10::make_intrusive<DeadlyStore>(file_, -1)),
-        world_(init_process_group(
-            backend, {.timeout = std::chrono::seconds(60),
-                      .world_size = size,
-                      .rank = rank,
-                      .store = store_})) {
+        world_(init_process_group(backend, {.timeout = std::chrono::seconds(60),
+                                            .world_size = size,
+                                            .rank = rank,
+                                            .store = store_})) {
     ends_ = new_group({0, size - 1});
     all_ = argument == "other" ? new_group({0, 1}) : new_group();
     if (argument.starts_with("dies=")) {
@@ -168,8 +167,8 @@ class Rank {
 
 int main(int argc, char** argv) {
   if (argc < 5) return 2;
-  return lockstep::internal::testing::Rank(
-             argv[1], std::stoi(argv[2]), std::stoi(argv[3]), argv[4],
-             argc > 5 ? argv[5] : "")
+  return lockstep::internal::testing::Rank(argv[1], std::stoi(argv[2]),
+                                           std::stoi(argv[3]), argv[4],
+                                           argc > 5 ? argv[5] : "")
       .run();
 }

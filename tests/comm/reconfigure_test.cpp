@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -62,9 +63,8 @@ void expect_messages(const ProcessGroupPtr& group) {
   const int size = group->size();
   const auto mine = at::full({100}, group->rank());
   const auto theirs = at::zeros({100});
-  const auto work =
-      isend(mine, group->global_rank((group->rank() + 1) % size),
-            {.group = group});
+  const auto work = isend(mine, group->global_rank((group->rank() + 1) % size),
+                          {.group = group});
   const int before = (group->rank() + size - 1) % size;
   recv(theirs, group->global_rank(before), {.group = group});
   work->wait();
@@ -92,7 +92,7 @@ void expect_right(const std::vector<ProcessGroupPtr>& groups) {
   Agreement agreement(default_group(), {.way = AgreementWay::store});
   agreement.hold("size", std::to_string(default_group()->size()));
   EXPECT_FALSE(agreement.compare());
-  EXPECT_EQ(broadcast_object(get_rank(), 0), 0);
+  EXPECT_EQ(broadcast_object(Object(get_rank()), 0), 0);
 }
 
 WORLD_TEST(Reconfigure, GroupsAreRightAgain, 1, 2, 3, 5) {
@@ -119,9 +119,9 @@ WORLD_TEST(Reconfigure, GroupsAreRightAfterATimeout, 2, 3) {
     const auto part = new_group();
     const auto ones = at::ones({10});
     if (world.rank == 0) {
-      EXPECT_THROW(all_reduce(ones, {.group = part,
-                                     .timeout = milliseconds(100)}),
-                   c10::DistError);
+      EXPECT_THROW(
+          all_reduce(ones, {.group = part, .timeout = milliseconds(100)}),
+          c10::DistError);
     }
     reconfigure({.uuid = "after"});
     expect_right({group, part});
@@ -214,9 +214,10 @@ WORLD_TEST(Reconfigure, LookEndsTheWait, 2) {
   if (world.rank == 0) {
     int looks = 0;
     EXPECT_THROW(reconfigure({.uuid = "alone",
-                              .look = [&] {
-                                if (++looks == 3) throw Enough();
-                              }}),
+                              .look =
+                                  [&] {
+                                    if (++looks == 3) throw Enough();
+                                  }}),
                  Enough);
     EXPECT_THROW(barrier(), c10::DistError);
     EXPECT_THROW(new_group(), c10::DistError);
@@ -229,9 +230,7 @@ WORLD_TEST(Reconfigure, NamesTheRanksThatDoNotCome, 3) {
   auto group = init_process_group("gloo");
   if (world.rank < 2) {
     EXPECT_THAT(
-        [] {
-          reconfigure({.uuid = "late", .timeout = milliseconds(300)});
-        },
+        [] { reconfigure({.uuid = "late", .timeout = milliseconds(300)}); },
         ThrowsMessage<c10::DistError>(HasSubstr("absent: rank 2")));
   }
   reconfigure({.uuid = "together"});
@@ -259,9 +258,9 @@ WORLD_TEST(Reconfigure, ANewcomerIsApartUntilThen, 2, 3) {
   const auto store = c10::make_intrusive<c10d::FileStore>(file, -1);
   // The rank that is replaced.
   auto all = [&] {
-    return init_process_group("lockstep", {.world_size = world.size,
-                                           .rank = world.rank,
-                                           .store = store});
+    return init_process_group(
+        "lockstep",
+        {.world_size = world.size, .rank = world.rank, .store = store});
   };
   {
     auto group = all();
@@ -283,7 +282,8 @@ WORLD_TEST(Reconfigure, ANewcomerIsApartUntilThen, 2, 3) {
   monitored_barrier();
   const auto ones = at::ones({3});
   all_reduce(ones);
-  EXPECT_EQ(all_gather_object(5).size(), static_cast<size_t>(world.size));
+  EXPECT_EQ(all_gather_object(Object(5)).size(),
+            static_cast<size_t>(world.size));
   Agreement agreement(default_group());
   agreement.hold("mine", "1");
   EXPECT_FALSE(agreement.compare());

@@ -278,8 +278,9 @@ void train_all_here(const World& world, const fs::path& folder) {
             &inside(group).backend(c10::kCPU)));
     const ProcessGroupPtr recorded(std::make_shared<GroupInside>(
         group->name(), group->rank(), group->global_ranks(), group->timeout(),
-        inside(group).store(), /*life_signs=*/nullptr,
-        GroupInside::Backends{{c10::kCPU, recording}}, group->backend_config(),
+        GroupInside::Generation{.store = inside(group).store(),
+                                .backends = {{c10::kCPU, recording}}},
+        group->backend_config(),
         /*checks_calls=*/false));
     // Without init_sync all ranks must begin alike.
     auto net = make_net(job.model, job.options.init_sync ? world.rank : 0);

@@ -74,10 +74,10 @@ std::vector<at::Tensor> trained(const Case& with, const World& world,
       // Rank 0 is in the midst of a backward that the others do not make.
       if (world.rank == 0 && world.size > 1 && !with.steps_in_backward) {
         const auto ones = at::ones({1});
-        EXPECT_THROW(all_reduce(ones, {.group = part,
-                                       .timeout = std::chrono::milliseconds(
-                                           100)}),
-                     c10::DistError);
+        EXPECT_THROW(
+            all_reduce(ones, {.group = part,
+                              .timeout = std::chrono::milliseconds(100)}),
+            c10::DistError);
       }
       reconfigure({.uuid = "again"});
       run_reconfigured();
@@ -105,8 +105,8 @@ void expect_same_bits(const Case& with, const World& world) {
 WORLD_TEST(DdpReconfigure, GoesOnWithTheSameBits, 1, 2, 3) {
   for (const char* backend : {"lockstep", "gloo"}) {
     expect_same_bits({.backend = backend}, world);
-    expect_same_bits(
-        {.backend = backend, .options = {.bucket_cap_mb = 0.1}}, world);
+    expect_same_bits({.backend = backend, .options = {.bucket_cap_mb = 0.1}},
+                     world);
   }
 }
 
@@ -114,9 +114,9 @@ WORLD_TEST(DdpReconfigure, WithEveryWayOfReducing, 2) {
   for (const char* backend : {"lockstep", "gloo"}) {
     expect_same_bits({.backend = backend, .freezes = true}, world);
     expect_same_bits({.backend = backend, .steps_in_backward = true}, world);
-    expect_same_bits({.backend = backend,
-                      .options = {.find_unused_parameters = true}},
-                     world);
+    expect_same_bits(
+        {.backend = backend, .options = {.find_unused_parameters = true}},
+        world);
     expect_same_bits({.backend = backend, .options = {.static_graph = true}},
                      world);
     expect_same_bits(
