@@ -1,8 +1,8 @@
 """Measures how long a launcher takes for workers that do nothing: two times
 `true`, from the start of the command to its end. Ours and torchrun
 alternate. And how long many workers take to start, what the rendezvous of many
-nodes costs our agents (rendezvous.cpp), how a job recovers (recovery.py), and
-whether it goes on while the network is cut (cuts.py)."""
+nodes costs our agents (rendezvous.cpp), how a job recovers (recovery.py) or heals
+(healing.py), and whether it goes on while the network is cut (cuts.py)."""
 
 import json
 import pathlib
@@ -12,6 +12,7 @@ import sys
 import time
 
 import cuts
+import healing
 import recovery
 from processes import Failure, RANKS
 
@@ -61,12 +62,14 @@ def run_ms(command):
 def measure(build, rounds, quick, progress):
     """Returns summarise() of the milliseconds of every run of every round."""
     launchers = find_launchers(build)
-    worker = pathlib.Path(build).resolve() / "bin" / "benchmarks" / "recovery"
+    programs = pathlib.Path(build).resolve() / "bin" / "benchmarks"
     sides = commands(launchers, RANKS)
     many = commands(launchers, MANY)["lockstep"]
+    torchft = None if quick else healing.torchft_packages(
+        build, lambda line: print(line, file=sys.stderr))
     for command in sides.values():
         run_ms(command)  # loads the program from the disk
-    figures, many_ms, recoveries = [], [], []
+    figures, many_ms, recoveries, healings = [], [], [], []
     for number in range(rounds):
         progress(f"launch: round {number + 1} of {rounds}")
         figures.append({side: [run_ms(command) for _ in
@@ -74,12 +77,17 @@ def measure(build, rounds, quick, progress):
                         for side, command in sides.items()})
         many_ms.append(run_ms(many))
         progress(f"recovery: round {number + 1} of {rounds}")
-        recoveries.append(recovery.measure_round(launchers, worker, quick))
+        recoveries.append(recovery.measure_round(
+            launchers, programs / "recovery", quick))
+        progress(f"healing: round {number + 1} of {rounds}")
+        healings.append(healing.measure_round(
+            launchers, programs / "healing", torchft, quick))
     progress("launch: rendezvous")
     agents = measure_rendezvous(build, AGENTS[:1] if quick else AGENTS)
     cut = cuts.measure(launchers, quick, progress)
     progress("")
     return {**summarise(figures), "rendezvous": agents, "cuts": cut,
+            "healing": healing.summarise(healings),
             "many": {"workers": MANY, "ms": statistics.median(many_ms),
                      "round_ms": many_ms},
             "recovery": {side: {"ms": statistics.median(values),
@@ -141,7 +149,8 @@ def targets(results):
             rows.append((f"rendezvous of {MEETING} agents: ms of a processor",
                          MEETING_TARGET_MS, one["cpu_ms"],
                          one["cpu_ms"] <= MEETING_TARGET_MS))
-    return rows + cuts.targets(results["cuts"])
+    return (rows + healing.targets(results["healing"]) +
+            cuts.targets(results["cuts"]))
 
 
 def table(results):
@@ -157,6 +166,7 @@ def table(results):
              "rounds |", "| --- | ---: | ---: |"]
     rows += [range_row(side, figures)
              for side, figures in results["recovery"].items() if side != "left"]
+    rows += ["", *healing.table(results["healing"])]
     rows += ["", "| rendezvous of agents | until all have a plan | processor "
              "time, all | each |", "| ---: | ---: | ---: | ---: |"]
     for one in results["rendezvous"]:
