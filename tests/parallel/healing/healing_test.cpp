@@ -33,8 +33,8 @@ using Arguments = std::vector<std::string>;
 class Healing : public LauncherTest {
  protected:
   struct Training {
-    ProgramResult ended;
-    std::vector<std::string> results;  // by rank
+    ProgramResult ended{};
+    std::vector<std::string> results{};  // by rank
     int healings = 0;                  // as rank 0 counts them
     int begun = 0;                     // processes that came to the training
   };
@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Moments, HealingAt,
                          ::testing::Values("next", "forward", "backward",
                                            "computed", "update", "updated",
                                            "snapshot", "throws"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& moment) { return moment.param; });
 
 TEST_F(Healing, BeforeTheFirstStepAndInTheLast) {
   expect_same(2, "0@0:forward,1@23:update", 2);
