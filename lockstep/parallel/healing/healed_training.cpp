@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -93,9 +94,9 @@ class HealedTraining::Work {
       return;
     }
     run_unit([&] {
-      write_record(steps_);
+      write_record(steps_, Moment::begun);
       compute();
-      write_record(steps_ + 1);
+      write_record(steps_ + 1, Moment::computed);
       require_same_place();
       is_whole_ = false;
       update();
@@ -167,34 +168,51 @@ class HealedTraining::Work {
 
   // ---- What this rank alone has ----
 
-  std::vector<at::Tensor> own_buffers() const {
+  static std::vector<at::Tensor> buffers_of(const torch::nn::Module& module) {
     std::vector<at::Tensor> all;
-    const auto add = [&](const torch::nn::Module& module) {
-      for (const at::Tensor& buffer : module.buffers()) {
-        if (buffer.defined()) all.push_back(buffer.detach());
-      }
-    };
-    if (state_.model) add(*state_.model);
+    for (const at::Tensor& buffer : module.buffers()) {
+      if (buffer.defined()) all.push_back(buffer.detach());
+    }
+    return all;
+  }
+  // The buffers of the modules beside TrainingState::model.
+  std::vector<at::Tensor> buffers_of_items() const {
+    std::vector<at::Tensor> all;
     for (const auto& [name, item] : state_.items) {
-      if (item.module()) add(*item.module());
+      if (!item.module()) continue;
+      const auto more = buffers_of(*item.module());
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    return all;
+  }
+
+  // What a record holds, in this order: whether the step was only begun, or
+  // also computed; generators; buffers.
+  enum class Moment : int64_t { begun, computed };
+
+  std::vector<at::Tensor> recorded() const {
+    std::vector<at::Tensor> all = {
+        internal::generator_state(state_.model.get())};
+    for (const auto& buffers : {buffers_of(*state_.model), buffers_of_items()}) {
+      all.insert(all.end(), buffers.begin(), buffers.end());
     }
     return all;
   }
 
   size_t record_bytes() const {
-    size_t bytes = internal::generator_state(state_.model.get()).nbytes();
-    for (const auto& buffer : own_buffers()) bytes += buffer.nbytes();
+    size_t bytes = sizeof(Moment);
+    for (const auto& tensor : recorded()) bytes += tensor.nbytes();
     return bytes;
   }
 
-  void write_record(int64_t steps) {
-    std::vector<at::Tensor> tensors = own_buffers();
-    for (auto& tensor : tensors) tensor = internal::file_form(tensor);
-    tensors.push_back(internal::generator_state(state_.model.get()));
-    std::vector<PlaceRecord::Bytes> parts;
-    for (const auto& tensor : tensors) {
-      parts.push_back(
-          {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()});
+  void write_record(int64_t steps, Moment moment) {
+    std::vector<at::Tensor> tensors = recorded();
+    std::vector<PlaceRecord::Bytes> parts = {
+        std::as_bytes(std::span(&moment, 1))};
+    for (auto& tensor : tensors) {
+      tensor = internal::file_form(tensor);
+      parts.push_back({static_cast<const std::byte*>(tensor.data_ptr()),
+                       tensor.nbytes()});
     }
     record_->write(steps, parts);
   }
@@ -203,17 +221,23 @@ class HealedTraining::Work {
   bool read_record() {
     const auto record = record_->read(steps_);
     if (!record) return false;
-    const std::byte* from = record->data();
-    const auto take = [&](const at::Tensor& tensor) {
-      auto saved = at::empty(tensor.sizes(), tensor.options().device(at::kCPU));
+    const std::byte* from = record->data() + sizeof(Moment);
+    const auto take = [&](const at::Tensor& like) {
+      auto saved = at::empty(like.sizes(), like.options().device(at::kCPU));
       std::memcpy(saved.data_ptr(), from, saved.nbytes());
       from += saved.nbytes();
       return saved;
     };
     const at::NoGradGuard no_grad;
-    for (auto& buffer : own_buffers()) buffer.copy_(take(buffer));
     const auto generator = internal::generator_state(state_.model.get());
     internal::set_generator_state(take(generator), state_.model.get());
+    for (auto& buffer : buffers_of(*state_.model)) buffer.copy_(take(buffer));
+    // Averages of weights change theirs when they are updated: then the record
+    // is too old, and the rank that has updated has given its own.
+    Moment moment;
+    std::memcpy(&moment, record->data(), sizeof moment);
+    if (moment == Moment::computed) return true;
+    for (auto& buffer : buffers_of_items()) buffer.copy_(take(buffer));
     return true;
   }
 

@@ -164,7 +164,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
 
   const auto backward = [&](const auto& batch, double share) {
     auto input = batch.data;
-    if (input.size(0) == 8 && share == 1) {
+    if (input.size(0) == 8) {
       input = input.clone();
       input.requires_grad_(true);
       input.register_hook(
