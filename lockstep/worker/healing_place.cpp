@@ -21,15 +21,26 @@ int generation_joined() {
       get_env_int(kGenerationVariable, 0, 1 << 30).value_or(0));
 }
 
+namespace {
+
+int own_attempt() {
+  return static_cast<int>(
+      get_env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30).value_or(0));
+}
+
+}  // namespace
+
 std::string generation_key(int generation) {
-  const auto attempt =
-      get_env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30).value_or(0);
-  return generation_key(static_cast<int>(attempt), generation);
+  return generation_key(own_attempt(), generation);
 }
 
 std::string generation_key(int attempt, int generation) {
   return "heal/" + std::to_string(attempt) + "/generation/" +
          std::to_string(generation);
+}
+
+std::string training_ended_key() {
+  return "heal/" + std::to_string(own_attempt()) + "/ended";
 }
 
 FileDescriptor take_place_memory() {
@@ -47,12 +58,13 @@ FileDescriptor take_place_memory() {
   return memory;
 }
 
-void tell_agent_heals() {
+void tell_agent_heals(bool heals) {
   const auto mark = get_env(kStandbySocketVariable);
   const auto socket = mark ? marked_descriptor(*mark, S_IFSOCK) : std::nullopt;
   if (!socket) return;
   ::fcntl(*socket, F_SETFD, FD_CLOEXEC);
-  ::send(*socket, kStandbyHeals, std::strlen(kStandbyHeals), MSG_NOSIGNAL);
+  const char* words = heals ? kStandbyHeals : kStandbyHealsNoMore;
+  ::send(*socket, words, std::strlen(words), MSG_NOSIGNAL);
 }
 
 }  // namespace lockstep::internal

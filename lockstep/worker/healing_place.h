@@ -28,6 +28,7 @@
 //                                      and its inode, "9:123456"
 //   on the standby socket (standby_place.h), from the worker
 //                 "heals"              its training can be healed from now on
+//                 "heals no more"      its training has ended
 //   in the workers' store, written by the agents
 //                 heal/A/generation/G  why generation G of attempt A begins, in
 //                                      one line: "rank 1 failed: killed by
@@ -35,12 +36,15 @@
 //                                      TORCHELASTIC_RESTART_COUNT. The agents
 //                                      of several nodes take the next free G,
 //                                      by compare_set
+//                 heal/A/ended         written by a worker whose training has
+//                                      ended: nobody can take a place then
 namespace lockstep::internal {
 
 constexpr const char* kHealVariable = "LOCKSTEP_HEAL";
 constexpr const char* kGenerationVariable = "LOCKSTEP_GENERATION";
 constexpr const char* kPlaceMemoryVariable = "LOCKSTEP_PLACE_MEMORY";
 constexpr const char* kStandbyHeals = "heals";
+constexpr const char* kStandbyHealsNoMore = "heals no more";
 
 // Returns whether this process is a worker of a job that heals.
 bool job_heals();
@@ -52,6 +56,9 @@ int generation_joined();
 // Returns the key in the workers' store that says why `generation` begins.
 std::string generation_key(int generation);
 
+// Returns the key that a worker whose training has ended writes.
+std::string training_ended_key();
+
 // Returns the memory of this worker's place: a file in memory (memfd_create)
 // that is empty at first, and is as the worker before has left it if
 // generation_joined() is not 0. It is inherited by nobody, and stays the
@@ -59,9 +66,10 @@ std::string generation_key(int generation);
 // does not have it.
 FileDescriptor take_place_memory();
 
-// Says that this worker's training can be healed from now on. Does nothing in a
-// process that is not a worker of a launch with standby processes.
-void tell_agent_heals();
+// Says that this worker's training can be healed from now on, or that it has
+// ended. Does nothing in a process that is not a worker of a launch with
+// standby processes.
+void tell_agent_heals(bool heals);
 
 // ---- The agent's side ----
 

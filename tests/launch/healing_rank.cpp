@@ -89,7 +89,7 @@ int main(int argc, char** argv) {
   int generation = generation_joined();
   if (scenario == "fragile" && generation == 1) return 5;
   const StatusPublisher publisher(std::stoi(rank));
-  if (scenario != "mute" || rank != "1") tell_agent_heals();
+  if (scenario != "mute" || rank != "1") tell_agent_heals(true);
   std::cout << who + " attempt " + variable("TORCHELASTIC_RESTART_COUNT") +
                    " generation " + std::to_string(generation) + " memory " +
                    exchange_memory(pid) + " errors " +

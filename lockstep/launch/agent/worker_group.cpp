@@ -277,6 +277,7 @@ std::optional<std::string> WorkerGroup::why_not_healed() {
     const Worker& worker = workers_[at];
     const std::string rank =
         "rank " + std::to_string(first_rank_ + static_cast<int>(at));
+    if (worker.ended_training) return rank + " has ended its training";
     if (!worker.heals) {
       return rank + " has not said that its training can be healed";
     }
@@ -370,6 +371,9 @@ bool WorkerGroup::hear(Worker& worker) {
   if (words == kStandbyHeals) {
     worker.heals = true;
     worker.stage = Stage::left;
+  } else if (words == kStandbyHealsNoMore) {
+    worker.heals = false;
+    worker.ended_training = true;
   } else if (words == kStandbyMeets) {
     if (worker.stage == Stage::before_group) worker.stage = Stage::meets;
   } else if (words == kStandbyMet && worker.stage != Stage::called_back) {

@@ -146,9 +146,10 @@ class WorkerGroup {
     std::string streams{};    // stream_marks()
     FileDescriptor socket{};  // empty if the launch has no standby processes
     Stage stage = Stage::before_group;
-    bool heals = false;        // it, or one before it in its place, has said so
-    bool is_spared = false;    // spare_named()
-    bool was_stopped = false;  // it ended after settle() and was not spared
+    bool heals = false;  // it, or one before it in its place, has said so
+    bool ended_training = false;  // likewise
+    bool is_spared = false;       // spare_named()
+    bool was_stopped = false;     // it ended after settle() and was not spared
     std::optional<HungWorker> hung{};
     // The last lines that it has written through the launcher, to stdout and to
     // stderr.

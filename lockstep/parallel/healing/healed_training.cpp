@@ -77,7 +77,24 @@ class HealedTraining::Work {
       meet(Clock::now(), nullptr);
       joins_ = false;
     }
-    internal::tell_agent_heals();
+    internal::tell_agent_heals(true);
+  }
+
+  // A process that takes a place would wait for this rank in vain, unless an
+  // exception ends this one, too.
+  void end() {
+    if (!store_ || std::uncaught_exceptions() > exceptions_) return;
+    try {
+      store_->set(internal::training_ended_key(), std::vector<uint8_t>{1});
+    } catch (const c10::Error&) {
+      // The launcher has gone.
+    }
+    internal::tell_agent_heals(false);
+  }
+
+  // All ranks have done what they were to do in a loop over the loader.
+  void pass_ends() {
+    if (store_) run_unit([this] { require_same_place(); });
   }
 
   void next_begins() {
@@ -193,7 +210,8 @@ class HealedTraining::Work {
   std::vector<at::Tensor> recorded() const {
     std::vector<at::Tensor> all = {
         internal::generator_state(state_.model.get())};
-    for (const auto& buffers : {buffers_of(*state_.model), buffers_of_items()}) {
+    for (const auto& buffers :
+         {buffers_of(*state_.model), buffers_of_items()}) {
       all.insert(all.end(), buffers.begin(), buffers.end());
     }
     return all;
@@ -211,8 +229,8 @@ class HealedTraining::Work {
         std::as_bytes(std::span(&moment, 1))};
     for (auto& tensor : tensors) {
       tensor = internal::file_form(tensor);
-      parts.push_back({static_cast<const std::byte*>(tensor.data_ptr()),
-                       tensor.nbytes()});
+      parts.push_back(
+          {static_cast<const std::byte*>(tensor.data_ptr()), tensor.nbytes()});
     }
     record_->write(steps, parts);
   }
@@ -339,16 +357,25 @@ class HealedTraining::Work {
     while (true) {
       const std::string cause = await_generation(failure);
       try {
-        reconfigure(
-            {.uuid = "heal-" + std::to_string(generation_), .look = [this] {
-               if (is_superseded()) throw Superseded();
-             }});
+        reconfigure({.uuid = "heal-" + std::to_string(generation_),
+                     .look = [this] { look(); }});
         agree(began, cause);
         return;
       } catch (const Superseded&) {
       } catch (const c10::DistError&) {
         failure = std::current_exception();
       }
+    }
+  }
+
+  // Ends a wait for a generation that will never be complete.
+  void look() {
+    if (is_superseded()) throw Superseded();
+    if (joins_ && store_->check({internal::training_ended_key()})) {
+      throw std::runtime_error(
+          "HealedTraining: this process takes the place of a rank that died, "
+          "and another rank has ended its training meanwhile; all ranks begin "
+          "again from the last snapshot");
     }
   }
 
@@ -541,6 +568,7 @@ class HealedTraining::Work {
   }
 
   TrainingState& state_;
+  const int exceptions_ = std::uncaught_exceptions();
   // Null if this job does not heal; then nothing else here is used.
   c10::intrusive_ptr<internal::LauncherStore> store_{};
   std::optional<PlaceRecord> record_{};
@@ -564,9 +592,11 @@ class HealedTraining::Work {
 HealedTraining::HealedTraining(TrainingState& state)
     : work_(std::make_unique<Work>(state)) {}
 
-HealedTraining::~HealedTraining() = default;
+HealedTraining::~HealedTraining() { work_->end(); }
 
 void HealedTraining::tell_next() { work_->next_begins(); }
+
+void HealedTraining::tell_end() { work_->pass_ends(); }
 
 void HealedTraining::run(const std::function<void()>& compute,
                          const std::function<void()>& update) {

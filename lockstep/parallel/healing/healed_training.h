@@ -14,10 +14,10 @@ namespace lockstep {
 
 // What happened when a rank was lost and training went on.
 struct Healing {
-  std::string cause{};              // "rank 1 died: SIGKILL"
-  std::vector<int> replaced{};      // the ranks that are new processes
-  int state_from{0};                // the rank that the others copied
-  bool repeated{false};             // whether this rank does its part again
+  std::string cause{};               // "rank 1 died: SIGKILL"
+  std::vector<int> replaced{};       // the ranks that are new processes
+  int state_from{0};                 // the rank that the others copied
+  bool repeated{false};              // whether this rank does its part again
   std::chrono::microseconds took{};  // from the failure to the next attempt
 };
 
@@ -100,7 +100,8 @@ class HealedTraining {
   ~HealedTraining();
 
   // Returns the next batch of a loop over `loader`, which begins with the first
-  // call, or null at its end; then the next call begins another loop. The batch
+  // call, or null at its end, to which all ranks must come; then the next call
+  // begins another loop. The batch
   // stays valid until the next call. `loader` is a DataLoader, or has its
   // begin() and end(). The loader's sampler must be one of
   // TrainingState::items.
@@ -142,10 +143,13 @@ class HealedTraining {
     if (*pass != loader.end()) return pass;
     loader_ = nullptr;
     pass_.reset();
+    tell_end();
     return nullptr;
   }
-  // Says that next() begins, before a batch is taken from the loader.
+  // Say that next() begins, before a batch is taken from the loader, and that
+  // it will return null.
   void tell_next();
+  void tell_end();
 
   std::unique_ptr<Work> work_;
   const void* loader_ = nullptr;  // over which a loop runs
