@@ -11,6 +11,7 @@
     ./dev bench snapshot             saving and loading (snapshot.py)
     ./dev bench sharded              models larger than a rank (sharded.py)
     ./dev bench observe              what watching costs (observe.py)
+    ./dev bench python               lockstep-torch beside Gloo (python.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -27,7 +28,6 @@ import datetime
 import importlib.metadata
 import os
 import pathlib
-import shutil
 import platform
 import subprocess
 import sys
@@ -40,6 +40,7 @@ import launch
 import observe
 import picture
 import processes
+import python
 import sharded
 import snapshot
 import threads
@@ -70,21 +71,22 @@ SNAPSHOT = "snapshot"
 SHARDED = "sharded"
 # Training steps that are watched beside the same steps alone; likewise.
 OBSERVE = "observe"
+# Python's programs on the wheel's backend; likewise.
+PYTHON = "python"
 ROUNDS = 5
 
 
-def comm_peers(folder):
+def comm_peers(programs):
     """The sides beside ours: those of `lockstep bench`, and programs that call
     the shared-memory protocol, its kernel and OpenMPI without LibTorch."""
+    folder = programs.build / "bin" / "benchmarks"
     peers = ["registered", f"protocol={folder}/protocol_peer",
              f"kernel={folder}/protocol_peer"]
-    if not (folder / "openmpi_peer").exists():
-        print("without openmpi: it was not built, because mpi.h was not found (Debian: "
-              "libopenmpi-dev)")
-    elif not shutil.which("mpirun"):
-        print("without openmpi: mpirun was not found")
+    openmpi, why = programs.openmpi()
+    if openmpi:
+        peers.append(openmpi)
     else:
-        peers.append(f"openmpi={folder}/openmpi_peer")
+        print(f"without openmpi: {why}")
     return peers + ["gloo", "python"]
 
 
@@ -96,8 +98,7 @@ def bench_comm(args):
     command = programs.existing(
         programs.build / "bin" / "lockstep", "./dev build", [
             programs.build / "bin" / "lockstep", "bench", "all_reduce",
-            "--peers=" + ",".join(comm_peers(
-                programs.build / "bin" / "benchmarks")),
+            "--peers=" + ",".join(comm_peers(programs)),
             "--python", sys.executable, "--ranks", RANKS,
             "--sizes", COMM_SIZES, "--rounds", args.rounds,
             "--seconds", 0.02 if args.quick else 0.3,
@@ -191,10 +192,17 @@ def bench_observe(args):
                    "models")
 
 
+def bench_python(args):
+    """Python's programs on lockstep-torch beside Gloo."""
+    bench_in_place(args, PYTHON, python, lambda _results, facts:
+                   header(facts, args.rounds, args.quick))
+
+
 # Those with a table and a file of their own, in the order in which they run.
 ALONE = {COMM: bench_comm, HOSTS: bench_hosts, LAUNCH: bench_launch,
          THREADS: bench_threads, DATA: bench_data, SNAPSHOT: bench_snapshot,
-         SHARDED: bench_sharded, OBSERVE: bench_observe}
+         SHARDED: bench_sharded, OBSERVE: bench_observe,
+         PYTHON: bench_python}
 NAMES = [*BENCHMARKS, *ALONE]
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -136,6 +137,17 @@ class Programs:
         return self.existing(self.torchrun, "./dev setup", [
             self.torchrun, "--standalone", f"--nproc-per-node={RANKS}",
             PEERS / program, *arguments])
+
+    def openmpi(self):
+        """Returns OpenMPI as a peer of `lockstep bench` and an empty text, or
+        None and why there is none."""
+        program = self.build / "bin" / "benchmarks" / "openmpi_peer"
+        if not program.exists():
+            return None, ("it was not built, because mpi.h was not found "
+                          "(Debian: libopenmpi-dev)")
+        if not shutil.which("mpirun"):
+            return None, "mpirun was not found"
+        return f"openmpi={program}", ""
 
     @staticmethod
     def existing(launcher, remedy, command):

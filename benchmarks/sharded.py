@@ -10,6 +10,7 @@ import statistics
 import sys
 
 from processes import Failure, RANKS, run_child
+from ratios import Ratio, goal, ratio_of, row, rule, shown
 from training import PEER_ATTEMPTS
 
 FORMAT = 1
@@ -49,16 +50,6 @@ SIDES = [
     Side("python_tensor", "Python, tensor parallel", ("--parallel", "tensor"),
          True),
 ]
-
-
-@dataclasses.dataclass
-class Ratio:
-    """The time of one side by that of another, and its target."""
-
-    over: str
-    under: str
-    at_most: float = None
-    at_least: float = None
 
 
 RATIOS = [
@@ -214,21 +205,6 @@ def summary_of(batch_size, figures):
             "ratios": [ratio_of(ratio, figures) for ratio in RATIOS]}
 
 
-def ratio_of(ratio, figures):
-    # Divides within each round: what slows a machine for a while slows both
-    # sides.
-    by_round = [a["median_ms"] / b["median_ms"] for a, b in
-                zip(figures[ratio.over], figures[ratio.under])]
-    value = statistics.median(by_round)
-    if ratio.at_least is not None:
-        target, met = {"at_least": ratio.at_least}, value >= ratio.at_least
-    else:
-        target, met = {"at_most": ratio.at_most}, value <= ratio.at_most
-    return {"over": ratio.over, "under": ratio.under, "value": round(value, 3),
-            "min": round(min(by_round), 3), "max": round(max(by_round), 3),
-            "target": target, "target_met": met}
-
-
 def table(results):
     """Returns three tables: times, ratios with their targets, and which sides
     train within the limit of memory."""
@@ -242,12 +218,10 @@ def table(results):
     what = {side.name: side.what for side in SIDES}
     lines += ["", row(["ratio", *heads, "target"]), rule(len(heads) + 1)]
     for i, ratio in enumerate(works[0]["ratios"]):
-        target = ratio["target"]
         lines.append(row([
             f"{what[ratio['over']]} / {what[ratio['under']]}",
             *(shown(one["ratios"][i]) for one in works),
-            f">= {target['at_least']:g}" if "at_least" in target
-            else f"<= {target['at_most']:g}"]))
+            goal(ratio["target"])]))
     needed = results["limited"][0]
     lines += ["", row([f"{needed['needed_mib']} MiB of parameters, gradients "
                        f"and state; {needed['limit_mib']} MiB for a rank", "",
@@ -259,16 +233,3 @@ def table(results):
             ("fails" if one["name"] == "ddp" else "trains") +
             (" met" if one["target_met"] else " MISSED")]))
     return "\n".join(lines)
-
-
-def shown(ratio):
-    return (f"{ratio['value']:.2f} ({ratio['min']:.2f}-{ratio['max']:.2f}) "
-            f"{'met' if ratio['target_met'] else 'MISSED'}")
-
-
-def row(cells):
-    return "| " + " | ".join(cells) + " |"
-
-
-def rule(columns):
-    return "| --- |" + " ---: |" * columns

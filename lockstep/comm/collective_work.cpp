@@ -21,6 +21,7 @@
 #include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/running_call.h"
+#include "lockstep/comm/work_queue.h"
 #include "lockstep/state/digest.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
@@ -147,6 +148,10 @@ class CollectiveWork final : public Work {
         begun.is_recorded() && has_telling_future(call_, buffers_);
     if (!records && !begun.has_span()) return;
     // Record the end itself, if the backend tells it, and not the wait for it.
+    if (auto* queued = dynamic_cast<QueueWork*>(work_.get())) {
+      queued->at_end([ending = ending_](bool failed) { ending->end(failed); });
+      return;
+    }
     try {
       work_->getFuture()->addCallback(
           [ending = ending_](c10::ivalue::Future& ended) {

@@ -69,7 +69,7 @@ class CompletedWork final : public c10d::Work {
 
 }  // namespace
 
-class WorkQueue::QueuedWork final : public c10d::Work {
+class WorkQueue::QueuedWork final : public QueueWork {
  public:
   QueuedWork(int rank, c10d::OpType type, milliseconds timeout,
              std::vector<at::Tensor> results,
@@ -78,10 +78,16 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   int sourceRank() const override { return -1; }
   std::vector<at::Tensor> result() override { return results_; }
   void synchronize() override { wait(::kNoTimeout); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    return future_;
-  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  void at_end(std::function<void(bool failed)> function) override;
   bool wait(milliseconds timeout) override;
+  // Returns whether a thread may run the operation in a wait until `deadline`,
+  // or in one without: the operation is due before, and has no callbacks of the
+  // user's, which may need a lock of the thread that waits.
+  bool fits_wait(const std::optional<Deadline>& deadline) const {
+    const std::lock_guard lock(mutex_);
+    return !future_ && (!deadline || due_.remaining() <= deadline->remaining());
+  }
 
   void end(const std::exception_ptr& failure) {
     end_waits(failure);
@@ -93,16 +99,16 @@ class WorkQueue::QueuedWork final : public c10d::Work {
     finish(failure);
   }
   void end_future(const std::exception_ptr& failure) {
-    try {
-      if (failure) {
-        future_->setError(failure);
-      } else {
-        future_->markCompleted(results_);
-      }
-    } catch (...) {
-      // A callback of the future has thrown: there is no caller here that could
-      // get the exception.
+    std::function<void(bool)> at_end;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      const std::lock_guard lock(mutex_);
+      has_ended_ = true;
+      at_end.swap(at_end_);
+      future = future_;
     }
+    if (at_end) at_end(failure != nullptr);
+    if (future) complete(*future, failure);
   }
 
  private:
@@ -110,8 +116,15 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   const std::weak_ptr<State> state_;
   const std::shared_ptr<WorkQueueWatcher> watcher_;
   milliseconds timeout_;
+  const Deadline due_;
   std::vector<at::Tensor> results_;
+  // Guarded by mutex_ of Work, as what follows. Null until it is asked for.
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::function<void(bool)> at_end_;
+  bool has_ended_ = false;
+
+  void complete(c10::ivalue::Future& future,
+                const std::exception_ptr& failure) const;
 };
 
 class WorkQueue::State {
@@ -120,6 +133,8 @@ class WorkQueue::State {
       : thread_name_(std::move(thread_name)), watcher_(std::move(watcher)) {}
 
   const std::shared_ptr<WorkQueueWatcher>& watcher() const { return watcher_; }
+  static bool on_a_thread() { return queue_of_this_thread != nullptr; }
+  bool is_own_thread() const { return queue_of_this_thread == this; }
 
   void take_turn(milliseconds timeout) {
     auto expected = kIdle;
@@ -145,22 +160,29 @@ class WorkQueue::State {
                       const c10::intrusive_ptr<QueuedWork>& work,
                       std::function<void()> operation) {
     std::exception_ptr reason;
+    bool begins = false;
     {
       std::lock_guard lock(self->mutex_);
       reason = self->closed_;
       if (self->watcher_) self->watcher_->queued();
       if (!reason) {
         if (self->threads_.empty()) self->add_thread(self);
-        self->line_.push_back({.caller = nullptr,
-                               .item = Item{.work = work,
-                                            .operation = std::move(operation),
-                                            .thread_state = {},
-                                            .call = copied_call()}});
-        if (self->claim_or_announce()) self->grant_next();
+        Item item{.work = work,
+                  .operation = std::move(operation),
+                  .thread_state = {},
+                  .call = copied_call()};
+        begins = self->claim_or_announce();
+        if (begins) {
+          self->granted_ = std::move(item);
+        } else {
+          self->line_.push_back({.caller = nullptr, .item = std::move(item)});
+        }
         // A callback may wait for the future of what it starts.
         if (self->is_own_thread() && self->idle_ == 0) self->add_thread(self);
       }
     }
+    // Without the lock, which the thread would want at once.
+    if (begins) self->thread_wakes_.notify_all();
     if (reason) work->end(reason);
   }
 
@@ -193,13 +215,21 @@ class WorkQueue::State {
     }
   }
 
-  // In a callback of a future, on a thread of the queue: runs what is pending,
-  // which maybe only this thread can, until `work` has ended or the deadline is
-  // over. Returns at once on other threads, and if the queue is closed.
+  // Runs what is pending, in a thread that waits for `work` until the deadline.
+  // In a callback of a future, on a thread of the queue, where maybe only this
+  // thread can run it, returns when `work` has ended, the deadline is over or
+  // the queue is closed; elsewhere, when the next operation has begun on
+  // another thread or does not fit.
   void run_pending_until(QueuedWork& work,
                          const std::optional<Deadline>& deadline) {
-    if (!is_own_thread()) return;
     std::unique_lock lock(mutex_);
+    if (!is_own_thread()) {
+      while (granted_ && granted_->work->fits_wait(deadline) &&
+             !work.isCompleted()) {
+        execute_granted(lock);
+      }
+      return;
+    }
     while (!work.isCompleted() && !closed_) {
       if (granted_) {
         execute_granted(lock);
@@ -233,6 +263,9 @@ class WorkQueue::State {
         thread.join();
       }
     }
+    // An operation that a waiting thread runs may use the queue's owner.
+    lock.lock();
+    waiters_end_.wait(lock, [this] { return running_waiters_ == 0; });
   }
 
  private:
@@ -332,8 +365,6 @@ class WorkQueue::State {
     std::erase_if(line_, [&](const Place& p) { return p.caller == &caller; });
   }
 
-  bool is_own_thread() const { return queue_of_this_thread == this; }
-
   void add_thread(const std::shared_ptr<State>& self) {
     threads_.emplace_back([self] {
       ::pthread_setname_np(::pthread_self(),
@@ -358,6 +389,8 @@ class WorkQueue::State {
   void execute_granted(std::unique_lock<std::mutex>& lock) {
     auto item = std::move(granted_);
     granted_.reset();
+    const bool waits = !is_own_thread();
+    if (waits) ++running_waiters_;
     lock.unlock();
     std::exception_ptr failure;
     try {
@@ -372,6 +405,7 @@ class WorkQueue::State {
       failure = std::current_exception();
     }
     lock.lock();
+    if (waits && --running_waiters_ == 0) waiters_end_.notify_all();
     grant_next();
     lock.unlock();
     // End the work after leaving the turn, because callbacks may use the queue,
@@ -380,8 +414,8 @@ class WorkQueue::State {
     item->work->end(failure);
     item.reset();
     lock.lock();
-    // Another thread may be in run_pending_until() for this work.
-    if (threads_.size() > 1) thread_wakes_.notify_all();
+    // A thread in a callback may be in run_pending_until() for this work.
+    if (idle_ < static_cast<int>(threads_.size())) thread_wakes_.notify_all();
   }
 
   const std::string thread_name_;
@@ -397,6 +431,9 @@ class WorkQueue::State {
   // that waits for the future of such an operation does not tell the queue.
   std::vector<std::thread> threads_;
   int idle_ = 0;  // how many of them wait for an operation
+  // How many other threads run an operation in their wait.
+  int running_waiters_ = 0;
+  std::condition_variable waiters_end_;
 
   static thread_local const State* queue_of_this_thread;
 };
@@ -408,13 +445,46 @@ WorkQueue::QueuedWork::QueuedWork(int rank, c10d::OpType type,
                                   milliseconds timeout,
                                   std::vector<at::Tensor> results,
                                   const std::shared_ptr<State>& state)
-    : Work(rank, type),
+    : QueueWork(rank, type),
       state_(state),
       watcher_(state->watcher()),
       timeout_(timeout),
-      results_(std::move(results)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::ofTensors())) {}
+      due_(Deadline::after(timeout)),
+      results_(std::move(results)) {}
+
+c10::intrusive_ptr<c10::ivalue::Future> WorkQueue::QueuedWork::getFuture() {
+  std::unique_lock lock(mutex_);
+  if (future_) return future_;
+  future_ =
+      c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+  if (has_ended_) complete(*future_, exception_);
+  return future_;
+}
+
+void WorkQueue::QueuedWork::at_end(std::function<void(bool failed)> function) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!has_ended_) {
+      at_end_ = std::move(function);
+      return;
+    }
+  }
+  function(exception_ != nullptr);
+}
+
+void WorkQueue::QueuedWork::complete(c10::ivalue::Future& future,
+                                     const std::exception_ptr& failure) const {
+  try {
+    if (failure) {
+      future.setError(failure);
+    } else {
+      future.markCompleted(results_);
+    }
+  } catch (...) {
+    // A callback of the future has thrown: there is no caller here that could
+    // get the exception.
+  }
+}
 
 bool WorkQueue::QueuedWork::wait(milliseconds timeout) {
   timeout = bounded_timeout(timeout);
@@ -423,14 +493,14 @@ bool WorkQueue::QueuedWork::wait(milliseconds timeout) {
     deadline = Deadline::after(timeout +
                                (timeout < timeout_ ? milliseconds(0) : kGrace));
   }
-  if (const auto state = isCompleted() ? nullptr : state_.lock()) {
-    state->run_pending_until(*this, deadline);
-  }
-  std::unique_lock lock(mutex_);
-  const auto ended = [this] { return completed_; };
-  const WaitScope scope(ended() || (deadline && 10 * timeout < 9 * timeout_)
+  const auto state = isCompleted() ? nullptr : state_.lock();
+  const WaitScope scope(!state || state->is_own_thread() ||
+                                (deadline && 10 * timeout < 9 * timeout_)
                             ? nullptr
                             : watcher_.get());
+  if (state) state->run_pending_until(*this, deadline);
+  std::unique_lock lock(mutex_);
+  const auto ended = [this] { return completed_; };
   const milliseconds slice(kInterruptionSliceMs);
   while (!cv_.wait_for(
       lock, deadline ? std::min(slice, deadline->remaining()) : slice, ended)) {
@@ -455,7 +525,9 @@ WorkQueue::WorkQueue(std::string thread_name,
 
 WorkQueue::~WorkQueue() { state_->finish(); }
 
-c10::intrusive_ptr<c10d::Work> WorkQueue::enqueue(
+bool WorkQueue::on_own_thread() { return State::on_a_thread(); }
+
+c10::intrusive_ptr<QueueWork> WorkQueue::enqueue(
     int rank, c10d::OpType type, milliseconds timeout,
     std::vector<at::Tensor> results, std::function<void()> operation) {
   auto work = c10::make_intrusive<QueuedWork>(rank, type, timeout,

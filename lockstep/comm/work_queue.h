@@ -28,14 +28,29 @@ class WorkQueueWatcher {
   virtual void caller_goes_on() = 0;
 };
 
+// The work of an operation that a WorkQueue runs.
+class QueueWork : public c10d::Work {
+ public:
+  using Work::Work;
+  // Calls `function` when the operation has ended, in the thread that ran it,
+  // or here if it has ended already. `function` must be quick and must not
+  // throw. A work has one such function. Unlike a callback of the future, it
+  // does not keep wait() from running the operation.
+  virtual void at_end(std::function<void(bool failed)> function) = 0;
+};
+
 // Runs the collectives of one group one after the other, in the order in which
 // they were issued: synchronous ones in their caller, after those that are
-// pending; asynchronous ones on one thread, which the first of them starts.
+// pending; asynchronous ones on one thread, which the first of them starts, or
+// in a caller who waits before that thread has begun, which saves the way to
+// the thread and back.
 //
 // Threads: any may call, but the order in which threads issue is the order of
 // the group's operations, and must be the same on all ranks. An operation may
 // close() its queue, but not run() another in it; a callback of a work's future
-// may do both. Such a callback runs on a thread of the queue: if it waits for a
+// may do both. Such a callback runs on a thread of the queue, because wait()
+// runs no operation whose future somebody has (if it is asked for while wait()
+// runs the operation, its callbacks run in wait()): if a callback waits for a
 // work, wait() itself runs the operations that are pending before. If it starts
 // an operation, the queue gets another thread, so that it can wait for the
 // future of that operation, too. It must not wait for the future of an
@@ -75,11 +90,18 @@ class WorkQueue {
   // repeated. If that time is not shorter than `timeout`, wait() blocks a
   // little longer, so that the operation's own error, which knows more, comes
   // first. sourceRank() is -1. `results` (CPU tensors) are what result() and
-  // the future give.
-  c10::intrusive_ptr<c10d::Work> enqueue(int rank, c10d::OpType type,
-                                         std::chrono::milliseconds timeout,
-                                         std::vector<at::Tensor> results,
-                                         std::function<void()> operation);
+  // the future give. wait() itself runs pending operations up to this one, as
+  // long as no thread has begun the next of them and it is due before the wait
+  // is. If the wait is interrupted meanwhile (base/interruption.h), that
+  // operation fails.
+  c10::intrusive_ptr<QueueWork> enqueue(int rank, c10d::OpType type,
+                                        std::chrono::milliseconds timeout,
+                                        std::vector<at::Tensor> results,
+                                        std::function<void()> operation);
+
+  // Returns whether the operation that this thread runs was queued and runs
+  // beside its caller.
+  static bool on_own_thread();
 
   // Ends operations that were not begun with `reason` as their error, and
   // likewise those that are enqueued or run from now on. Does not wait for one

@@ -8,6 +8,7 @@ namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class BenchPeers : public BenchTest {};
@@ -38,6 +39,16 @@ TEST_F(BenchPeers, PythonDoesEveryOperationRightInTurnsWithOurs) {
     EXPECT_LE(peer.at("ratio_min"), peer.at("ratio_max"));
     EXPECT_FALSE(ours.contains("ratio"));
   }
+}
+
+TEST_F(BenchPeers, APythonWithoutLockstepTorchIsOneLine) {
+  const auto result =
+      bench({"all_reduce", "--peers=python-lockstep", "--python",
+             LOCKSTEP_TORCH_PYTHON, "--sizes=4", "--iters=1"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("has no backend lockstep"),
+                                HasSubstr("install lockstep-torch there")));
+  EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
 }
 
 TEST_F(BenchPeers, WhatAPeerCannotDoIsSaidAndOursIsTimed) {

@@ -55,8 +55,8 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
       {{"all_reduce", "--json=/nowhere/x.json"},
        "cannot write --json /nowhere/x.json: No such file"},
       {{"all_reduce", "--peers=gloo,mpich"},
-       "unknown peer \"mpich\"; allowed are registered, gloo, python, all, "
-       "and NAME=PROGRAM"},
+       "unknown peer \"mpich\"; allowed are registered, gloo, python, "
+       "python-lockstep, all, and NAME=PROGRAM"},
       {{"all_reduce", "--peers=mpich="}, "unknown peer \"mpich=\""},
       {{"all_reduce", "--peers=gloo,gloo=/bin/true"},
        "--peers names two sides \"gloo\"; give each program a name of its own"},

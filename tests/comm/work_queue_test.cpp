@@ -100,7 +100,8 @@ TEST(WorkQueue, RunsQueuedOperationsOnOneNamedThreadInOrder) {
       threads.push_back(std::this_thread::get_id());
     }));
   }
-  for (auto& work : works) EXPECT_TRUE(work->wait(kLong));
+  // A wait may run them itself, unless their futures were asked for.
+  for (auto& work : works) work->getFuture()->wait();
   EXPECT_THAT(order, ElementsAre(0, 1, 2, 3));
   for (auto id : threads) {
     EXPECT_EQ(id, threads[0]);
@@ -382,16 +383,17 @@ TEST(WorkQueue, ACallbackMayWaitForAnOperationThatItQueued) {
     order.push_back(1);
   });
   std::string failure;
+  std::promise<void> done;
   work->getFuture()->addCallback([&](c10::ivalue::Future&) {
     auto last = enqueue(queue, [&] { order.push_back(3); });
     failure = failure_of([&] { last->wait(milliseconds(5000)); });
     order.push_back(4);
+    done.set_value();
   });
   auto second = enqueue(queue, [&] { order.push_back(2); });
   gate.open();
   EXPECT_TRUE(second->wait(kLong));
-  queue.run(kLong, [] {});
-  enqueue(queue, [] {})->wait(kLong);  // the callback has ended
+  EXPECT_EQ(done.get_future().wait_for(kLong), std::future_status::ready);
   EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
   EXPECT_EQ(failure, "nothing was thrown");
 }
@@ -456,6 +458,7 @@ TEST(WorkQueue, AWaitCanBeInterruptedAndRepeated) {
   WorkQueue queue("queue");
   Gate gate;
   auto work = enqueue(queue, std::ref(gate));
+  gate.await_entry();
   {
     const Interruption interruption;
     EXPECT_EQ(failure_of([&] { work->wait(kLong); }), "interrupted");
@@ -483,6 +486,165 @@ TEST(WorkQueue, ASynchronousOperationThatIsInterruptedIsNotRun) {
   queue.run(kLong, [&] { after = 1; });
   EXPECT_EQ(after, 1);
   EXPECT_FALSE(ran);
+}
+
+// Keeps a queue's thread in a callback, so that it begins no operation.
+class BusyThread {
+ public:
+  explicit BusyThread(WorkQueue& queue, std::function<void()> then = [] {}) {
+    Gate begin;
+    auto work = enqueue(queue, std::ref(begin));
+    work->getFuture()->addCallback(
+        [this, then = std::move(then)](c10::ivalue::Future&) {
+          thread_ = ::gettid();
+          gate_();
+          then();
+          ended_.set_value();
+        });
+    begin.open();
+    gate_.await_entry();
+  }
+  void release() { gate_.open(); }
+  bool await_end() {
+    return ended_.get_future().wait_for(kLong) == std::future_status::ready;
+  }
+  const std::atomic<pid_t>& thread() const { return thread_; }
+
+ private:
+  Gate gate_;
+  std::atomic<pid_t> thread_{0};
+  std::promise<void> ended_;
+};
+
+TEST(WorkQueue, AWaitRunsWhatNoThreadHasBegunInOrder) {
+  WorkQueue queue("queue");
+  BusyThread busy(queue);
+  std::vector<int> order;
+  std::vector<std::thread::id> threads;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (int i = 0; i < 3; ++i) {
+    works.push_back(enqueue(queue, [&, i] {
+      order.push_back(i);
+      threads.push_back(std::this_thread::get_id());
+    }));
+  }
+  EXPECT_TRUE(works[1]->wait());
+  EXPECT_THAT(order, ElementsAre(0, 1));
+  EXPECT_TRUE(works[0]->isCompleted());
+  EXPECT_FALSE(works[2]->isCompleted());
+  EXPECT_TRUE(works[2]->wait(kLong));
+  EXPECT_THAT(order, ElementsAre(0, 1, 2));
+  for (auto id : threads) EXPECT_EQ(id, std::this_thread::get_id());
+  queue.run(kLong, [&] { order.push_back(3); });
+  EXPECT_EQ(order.back(), 3);
+  busy.release();
+  EXPECT_TRUE(busy.await_end());
+}
+
+TEST(WorkQueue, WhatFailsInAWaitComesOutOfItAndTheQueueGoesOn) {
+  WorkQueue queue("queue");
+  BusyThread busy(queue);
+  auto work = enqueue(queue, [] { throw std::out_of_range("peer 2 left"); });
+  EXPECT_THROW(work->wait(), std::out_of_range);
+  EXPECT_THROW(work->wait(), std::out_of_range);
+  EXPECT_TRUE(enqueue(queue, [] {})->wait());
+  busy.release();
+  EXPECT_TRUE(busy.await_end());
+}
+
+TEST(WorkQueue, AWaitThatMayEndBeforeTheOperationDoesNotRunIt) {
+  WorkQueue queue("queue");
+  BusyThread busy(queue);
+  std::thread::id where;
+  auto work = enqueue(queue, [&] { where = std::this_thread::get_id(); });
+  EXPECT_THAT(failure_of([&] { work->wait(kShort); }),
+              HasSubstr("timed out after"));
+  EXPECT_FALSE(work->isCompleted());
+  busy.release();
+  EXPECT_TRUE(busy.await_end());
+  work->getFuture()->wait();
+  EXPECT_NE(where, std::this_thread::get_id());
+}
+
+// A callback may need a lock that the thread which waits holds.
+TEST(WorkQueue, AWaitDoesNotRunCallbacksOfTheUser) {
+  WorkQueue queue("queue");
+  BusyThread busy(queue);
+  std::thread::id where;
+  auto work = enqueue(queue, [] {});
+  auto future = work->getFuture()->then(
+      [&](c10::ivalue::Future&) {
+        where = std::this_thread::get_id();
+        return c10::IValue(0);
+      },
+      c10::IntType::get());
+  std::thread releaser([&, waiting = ::gettid()] {
+    EXPECT_TRUE(await_asleep(waiting));
+    busy.release();
+  });
+  EXPECT_TRUE(work->wait(kLong));
+  future->wait();
+  EXPECT_NE(where, std::this_thread::get_id());
+  releaser.join();
+  EXPECT_TRUE(busy.await_end());
+}
+
+TEST(WorkQueue, DestructionWaitsForAnOperationThatRunsInAWait) {
+  auto queue = std::make_unique<WorkQueue>("queue");
+  BusyThread busy(*queue);
+  Gate gate;
+  std::atomic<bool> ended{false};
+  auto work = enqueue(*queue, [&] {
+    gate();
+    ended = true;
+  });
+  std::thread waiter([&] { EXPECT_TRUE(work->wait()); });
+  gate.await_entry();
+  busy.release();
+  EXPECT_TRUE(busy.await_end());
+  std::atomic<pid_t> destroyer{0};
+  std::thread destroying([&] {
+    destroyer = ::gettid();
+    queue.reset();
+    EXPECT_TRUE(ended);
+  });
+  EXPECT_TRUE(await_asleep(destroyer));
+  gate.open();
+  destroying.join();
+  waiter.join();
+}
+
+TEST(WorkQueue, ACallbackMayWaitForWhatAnotherThreadRunsInItsWait) {
+  WorkQueue queue("queue");
+  c10::intrusive_ptr<c10d::Work> work;
+  BusyThread busy(queue, [&] { EXPECT_TRUE(work->wait(kLong)); });
+  Gate gate;
+  work = enqueue(queue, std::ref(gate));
+  std::thread waiter([&] { EXPECT_TRUE(work->wait()); });
+  gate.await_entry();
+  busy.release();
+  EXPECT_TRUE(await_asleep(busy.thread()));
+  gate.open();
+  EXPECT_TRUE(busy.await_end());
+  waiter.join();
+}
+
+TEST(WorkQueue, WhatIsCalledAtTheEndIsToldOfTheFailure) {
+  WorkQueue queue("queue");
+  BusyThread busy(queue);
+  std::vector<bool> told;
+  const auto tell = [&](bool failed) { told.push_back(failed); };
+  auto good = queue.enqueue(0, c10d::OpType::BARRIER, kLong, {}, [] {});
+  good->at_end(tell);
+  // It does not keep a wait from running the operation.
+  EXPECT_TRUE(good->wait());
+  auto bad = queue.enqueue(0, c10d::OpType::BARRIER, kLong, {},
+                           [] { throw std::runtime_error("failed"); });
+  EXPECT_THROW(bad->wait(), std::runtime_error);
+  bad->at_end(tell);  // has ended already
+  EXPECT_THAT(told, ElementsAre(false, true));
+  busy.release();
+  EXPECT_TRUE(busy.await_end());
 }
 
 TEST(WorkQueue, TheCompletedWorkHasEndedWell) {

@@ -102,7 +102,8 @@ void declare(CLI::App& app, Arguments& to) {
       ->check(between(1.0, 86400.0));
   app.add_flag("--peers{all}", to.peers,
                "Measure peers too, in turns; --peers=LIST: these of "
-               "registered, gloo, python, and programs as NAME=PROGRAM")
+               "registered, gloo, python, python-lockstep, and programs as "
+               "NAME=PROGRAM")
       ->group("Peers");
   add("--python", to.python,
       "The Python that has torch [LOCKSTEP_PYTHON, .venv, python3]", "Peers",
@@ -177,7 +178,9 @@ std::vector<Peer> peers_of(const std::string& text) {
   for (const auto& given : CLI::detail::split(text, ',')) {
     const auto equals = given.find('=');
     if (given == "all") {
-      for (const auto name : kPeers) add(std::string(name));
+      for (const auto name : kPeers) {
+        if (name != kPythonLockstep) add(std::string(name));
+      }
     } else if (std::ranges::find(kPeers, given) != kPeers.end()) {
       add(given);
     } else if (equals > 0 && equals < given.size() - 1) {
@@ -185,7 +188,8 @@ std::vector<Peer> peers_of(const std::string& text) {
     } else {
       throw std::invalid_argument(
           "unknown peer \"" + given +
-          "\"; allowed are registered, gloo, python, all, and NAME=PROGRAM");
+          "\"; allowed are registered, gloo, python, python-lockstep, all, and "
+          "NAME=PROGRAM");
     }
   }
   return peers;

@@ -16,8 +16,10 @@ namespace lockstep::internal::bench {
 inline constexpr const char* kName = "lockstep bench";  // of its messages
 
 // The peers that can be named alone.
-inline constexpr std::array<std::string_view, 3> kPeers{"registered", "gloo",
-                                                        "python"};
+inline constexpr std::array<std::string_view, 4> kPeers{
+    "registered", "gloo", "python", "python-lockstep"};
+// The one that needs lockstep-torch, and that "all" leaves out therefore.
+inline constexpr std::string_view kPythonLockstep = kPeers[3];
 
 struct Peer {
   std::string name;

@@ -1,12 +1,13 @@
 """One rank of Python's torch.distributed under `lockstep bench --peers`.
 
-    python python_rank.py TIMEOUT_MS
+    python python_rank.py TIMEOUT_MS BACKEND
 
 with the environment of a worker (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 It says on stdout that it is ready, then answers each line of JSON on stdin
 with a line, until stdin ends: docs/benchmarks.md, "Your own peer", has these
 lines, but each rank answers for itself. For each operation it does what
-rank/operation_case.cpp does, on Gloo.
+rank/operation_case.cpp does. BACKEND is gloo, or lockstep, which lockstep-torch
+brings.
 """
 
 import datetime
@@ -276,8 +277,14 @@ def main():
     # traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     timeout = datetime.timedelta(milliseconds=int(sys.argv[1]))
-    dist.init_process_group("gloo", timeout=timeout)
-    say({"id": 0, "backend": "gloo", "torch": torch.__version__,
+    backend = sys.argv[2]
+    if not dist.is_backend_available(backend):
+        say({"id": 0, "usage": True, "error":
+             f"torch.distributed of {sys.executable} has no backend {backend}; "
+             "install lockstep-torch there, or leave this peer out"})
+        return
+    dist.init_process_group(backend, timeout=timeout)
+    say({"id": 0, "backend": backend, "torch": torch.__version__,
          "python": platform.python_version()})
     for line in sys.stdin:
         request = json.loads(line)

@@ -71,7 +71,9 @@ class Sides {
                                       ProgramKind::executable),
                       Launch::by_program});
     } else if (name == "python") {
-      add_python();
+      add_python(name, "gloo");
+    } else if (name == kPythonLockstep) {
+      add_python(name, "lockstep");
     } else if (options_.backend == "gloo") {
       leave_out(name, name == "gloo" ? "our side is gloo"
                                      : "backend gloo has no registered memory");
@@ -91,12 +93,12 @@ class Sides {
                     Launch::by_world});
   }
 
-  void add_python() {
+  void add_python(const std::string& name, const std::string& backend) {
     const std::string script = beside("lockstep-bench-python.py");
     try {
-      all_.push_back({"python",
+      all_.push_back({name,
                       resolve_program({find_python(options_.python), script,
-                                       timeout_of(options_)},
+                                       timeout_of(options_), backend},
                                       ProgramKind::executable),
                       Launch::by_world});
     } catch (const ProgramError& error) {

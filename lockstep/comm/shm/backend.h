@@ -41,9 +41,10 @@ class SharedTensors {
 //
 // Collectives run one after the other, through a WorkQueue. With asyncOp false
 // a collective runs in the calling thread, and its errors are thrown at once;
-// otherwise it runs on the queue's thread. Messages may be in any order with
-// collectives. A message that does not end at once goes on even if no thread
-// waits for it, on a thread that the first such message starts.
+// otherwise it runs on the queue's thread, or in Work::wait(). Messages may be
+// in any order with collectives. A message that does not end at once goes on
+// even if no thread waits for it, on a thread that the first such message
+// starts.
 //
 // Tensors must be in host memory and dense (allreduce takes sparse ones, too).
 // Operations that only move data take any dtype. A tensor that is not
@@ -230,11 +231,12 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     return completed_work();
   }
   try {
-    return queue_->enqueue(getRank(), type, timeout, std::move(results),
-                           [this, step = std::move(step)] {
-                             const Standstill::OnQueue on_queue;
-                             run_or_break(step);
-                           });
+    return queue_->enqueue(
+        getRank(), type, timeout, std::move(results),
+        [this, step = std::move(step)] {
+          const Standstill::OnQueue on_queue(WorkQueue::on_own_thread());
+          run_or_break(step);
+        });
   } catch (const std::exception& error) {
     group_->hang_up(words_of(error));
     throw;

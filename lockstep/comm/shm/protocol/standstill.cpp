@@ -70,7 +70,10 @@ void Standstill::caller_goes_on() {
   if (told_on_queue_) fall_silent();
 }
 
-Standstill::OnQueue::OnQueue() { on_queue = true; }
+Standstill::OnQueue::OnQueue(bool beside) {
+  on_queue = true;
+  if (beside) helper_.emplace();
+}
 Standstill::OnQueue::~OnQueue() { on_queue = false; }
 
 bool Standstill::may_tell() const {

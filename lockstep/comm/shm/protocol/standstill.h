@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,15 +76,16 @@ class Standstill {
   void caller_waits();
   void caller_goes_on();
   // Marks the thread that runs asynchronous collectives, while it does.
+  // `beside`: it is not the caller's thread.
   class OnQueue {
    public:
-    OnQueue();
+    explicit OnQueue(bool beside);
     ~OnQueue();
     OnQueue(const OnQueue&) = delete;
     OnQueue& operator=(const OnQueue&) = delete;
 
    private:
-    const Waiting::Helper helper_{};
+    std::optional<Waiting::Helper> helper_{};
   };
 
  private:
