@@ -61,8 +61,8 @@ void expect_sum(const ProcessGroupPtr& group) {
 void expect_messages(const ProcessGroupPtr& group) {
   if (!group || group->size() == 1) return;
   const int size = group->size();
-  const auto mine = at::full({100}, group->rank());
-  const auto theirs = at::zeros({100});
+  const auto mine = at::full({100}, group->rank(), at::kLong);
+  const auto theirs = at::zeros({100}, at::kLong);
   const auto work = isend(mine, group->global_rank((group->rank() + 1) % size),
                           {.group = group});
   const int before = (group->rank() + size - 1) % size;
@@ -75,8 +75,10 @@ void expect_messages(const ProcessGroupPtr& group) {
 std::vector<ProcessGroupPtr> make_groups(int size) {
   std::vector<int> even;
   for (int rank = 0; rank < size; rank += 2) even.push_back(rank);
+  std::vector<int> ends{0};
+  if (size > 1) ends.push_back(size - 1);
   std::vector<ProcessGroupPtr> groups{new_group(even), new_group(),
-                                      new_group({0, size - 1})};
+                                      new_group(ends)};
   std::vector<std::vector<int>> halves(size > 1 ? 2 : 1);
   for (int rank = 0; rank < size; ++rank) halves[rank % 2].push_back(rank);
   groups.push_back(split_group(halves));

@@ -94,9 +94,11 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
   bool failure_needs_abort() const override { return true; }
 
   void abort() override {
+    // Context::size and its like lie elsewhere in LibTorch's Gloo than in the
+    // headers.
     for (auto& context : contexts_) {
-      for (int peer = 0; peer < context->size; ++peer) {
-        auto* pair = peer == context->rank
+      for (int peer = 0; peer < getSize(); ++peer) {
+        auto* pair = peer == getRank()
                          ? nullptr
                          : dynamic_cast<Pair*>(context->getPair(peer).get());
         if (pair != nullptr) {
