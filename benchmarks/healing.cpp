@@ -40,8 +40,8 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   fs::path folder;
   int64_t steps = 130;   // of the training, or of a block
-  int64_t snapshot = 0;  // the step after which one is saved; 0: none
-  int64_t blocks = 0;    // of each way; 0: trains once
+  int64_t snapshot = 0;  // saved after this step; 0 means never
+  int64_t blocks = 0;    // of each way; 0 means one training
 };
 
 void await_file(const fs::path& path) {

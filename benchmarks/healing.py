@@ -33,7 +33,7 @@ SIDES = {"healing": "healing, a standby process",
          "restart": "restart with standby processes, repeated steps",
          "torchft": "torchft: the survivor's next commit"}
 PACKAGES = [["--no-deps", "torchft==0.2.0"],
-            # What it imports beside torch.
+            # It imports these beside torch.
             ["opentelemetry-sdk==1.45.2",
              "opentelemetry-exporter-otlp-proto-http==1.45.2"]]
 

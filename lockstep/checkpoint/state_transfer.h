@@ -23,7 +23,7 @@ Snapshot snapshot_of_training(const TrainingState& state, bool objects);
 // snapshot, and then what restores them. Numbers and generators are left alone.
 class TrainingLoad {
  public:
-  // What `state` refers to must outlive this object. `adopt`: as of
+  // The objects of `state` must outlive this one. `adopt`: as of
   // OptimizerLoad. Throws std::invalid_argument, and changes nothing.
   TrainingLoad(const Snapshot& snapshot, const TrainingState& state,
                bool adopt = false);

@@ -30,7 +30,8 @@ class GroupInside final : public ProcessGroup {
  public:
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
 
-  // What a group has until one of its ranks is replaced (reconfigure.h).
+  // The things that a group has until one of its ranks is replaced
+  // (reconfigure.h).
   struct Generation {
     c10::intrusive_ptr<c10d::Store> store{};  // the group's own part
     std::shared_ptr<LifeSigns> life_signs{};  // of the default group, or none

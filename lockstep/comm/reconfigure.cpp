@@ -51,7 +51,7 @@ std::string reason_against(const ProcessGroup& group) {
          "--worker-store agent";
 }
 
-// What the ranks compare of the groups that they have made.
+// Returns the text by which ranks compare the groups that they have made.
 nlohmann::json description(const std::vector<ProcessGroupPtr>& groups,
                            int count) {
   auto all = nlohmann::json::array();
@@ -119,9 +119,10 @@ void require_same_groups(const std::vector<ProcessGroupPtr>& groups, int count,
   }
 }
 
-// What `look` throws is kept here while LookThrew, which no code on its way
-// takes for an error of the group, ends the wait.
+// Ends a wait if `look` has thrown: no code on its way takes this for an error
+// of the group.
 struct LookThrew {};
+// Returns `look`, such that it throws LookThrew, and `thrown` is what it threw.
 std::shared_ptr<const std::function<void()>> guarded(
     const std::function<void()>& look, std::exception_ptr& thrown) {
   return std::make_shared<const std::function<void()>>([&look, &thrown] {

@@ -18,7 +18,7 @@
 #include "lockstep/comm/watched_store.h"
 #include "lockstep/worker/status_publisher.h"
 
-// What init_process_group(), new_group() and reconfigure() have in common: the
+// Shared by init_process_group(), new_group() and reconfigure(): the
 // groups of this process, and how a group is made. Internal to comm.
 namespace lockstep::internal {
 

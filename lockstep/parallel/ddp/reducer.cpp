@@ -278,7 +278,7 @@ void Reducer::rebuild_buckets() {
 
 std::optional<std::vector<std::vector<size_t>>> Reducer::learnt_buckets()
     const {
-  // What is unused would have to be learnt, too.
+  // The unused parameters would have to be learnt, too.
   if (!rebuilt_ || excludes_unused()) return std::nullopt;
   std::vector<std::vector<size_t>> members;
   for (const auto& bucket : gradients_.buckets()) {

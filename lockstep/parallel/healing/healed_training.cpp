@@ -136,7 +136,7 @@ class HealedTraining::Work {
     int64_t epochs_run = -1;
     int64_t step = 0;
   };
-  // What a rank tells the others after it has lost one.
+  // The text that a rank sends to the others after one was lost.
   using Status = nlohmann::json;
 
   // Calls `unit` until it was completed, here or by the rank whose state this
@@ -203,7 +203,7 @@ class HealedTraining::Work {
     return all;
   }
 
-  // What a record holds, in this order: whether the step was only begun, or
+  // A record holds, in this order: whether the step was only begun, or
   // also computed; generators; buffers.
   enum class Moment : int64_t { begun, computed };
 

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// What happened when a rank was lost and training went on.
+// A loss of ranks after which training went on.
 struct Healing {
   std::string cause{};               // "rank 1 died: SIGKILL"
   std::vector<int> replaced{};       // the ranks that are new processes
@@ -124,7 +124,7 @@ class HealedTraining {
   // changes nothing in `state`, and may be called several times.
   void run(const std::function<void()>& function);
 
-  // What has been healed so far, while this process took part.
+  // Returns the losses that were healed while this process took part.
   const std::vector<Healing>& healings() const;
 
  private:

@@ -10,12 +10,13 @@
 
 namespace lockstep::internal {
 
-// What a rank keeps in the memory of its place (worker/healing_place.h) for the
-// process that may take this place: the state that no other rank has, such as
-// those of its random generators, as it was after a number of steps. The last
-// records are kept, so that at every moment, also if the process dies while it
-// writes, there is one of the step that it had begun last, and one of the step
-// that it had computed last. For one thread.
+// The records that a rank keeps in the memory of its place
+// (worker/healing_place.h) for the process that may take this place: the state
+// that no other rank has, such as those of its random generators, as it was
+// after a number of steps. The last records are kept, so that at every moment,
+// also if the process dies while it writes, there is one of the step that it
+// had begun last, and one of the step that it had computed last. For one
+// thread.
 class PlaceRecord {
  public:
   // Maps the memory and, if it is empty, makes room for records of up to

@@ -35,8 +35,8 @@ class Healing : public LauncherTest {
   struct Training {
     ProgramResult ended{};
     std::vector<std::string> results{};  // by rank
-    int healings = 0;                  // as rank 0 counts them
-    int begun = 0;                     // processes that came to the training
+    int healings = 0;                    // as rank 0 counts them
+    int begun = 0;                       // processes that came to the training
   };
 
   std::unique_ptr<RunningProgram> start_training(const fs::path& folder,

@@ -1,4 +1,5 @@
-// What a process that is killed at any moment has left in its place's memory.
+// The records that a process has left in its place's memory, whenever it was
+// killed.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
