@@ -77,8 +77,8 @@ struct Healing {
 //   memory, and the launcher restarts all ranks.
 // - What is printed or logged in a function is printed again with it. Random
 //   numbers are drawn in `compute`.
-// - Groups, wrappers and optimizers are made before this object, in the same
-//   order on all ranks, and not inside run().
+// - Groups, wrappers, optimizers and a SnapshotSaver are made before this
+//   object, in the same order on all ranks, and not inside run().
 //
 // Each rank keeps a copy of its generators' states, and of the buffers that a
 // function changed, in memory that outlives its process (healing_place.h). No

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -73,14 +74,22 @@ class Healing : public LauncherTest {
                  const Arguments& arguments) {
     const auto folder = scratch() / name;
     auto job = start_training(folder, ranks, arguments);
-    return result_of(folder, ranks, job->finish(seconds(120)));
+    return result_of(folder, ranks, job->finish(seconds(180)));
+  }
+
+  // Trains with these arguments, unless a case before has.
+  Training train_undisturbed(int ranks, const Arguments& arguments) {
+    static std::map<std::pair<int, Arguments>, Training> all;
+    const auto [at, is_new] = all.try_emplace({ranks, arguments});
+    if (is_new) at->second = train("undisturbed", ranks, arguments);
+    return at->second;
   }
 
   // Trains with and without these deaths. `deaths` processes die in their
   // training, and as many take their places.
   void expect_same(int ranks, const std::string& kills, int deaths,
                    Arguments arguments = {}) {
-    const auto undisturbed = train("undisturbed", ranks, arguments);
+    const auto undisturbed = train_undisturbed(ranks, arguments);
     ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
     arguments.push_back("kill=" + kills);
     const auto healed = train("healed", ranks, arguments);
@@ -145,11 +154,11 @@ TEST_F(Healing, AScaledLossIsUnscaledOnceMore) {
 }
 
 TEST_F(Healing, ARankThatIsStoppedIsReplaced) {
-  const auto undisturbed = train("undisturbed", 2, {});
+  const auto undisturbed = train_undisturbed(2, {});
   ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
   const auto folder = scratch() / "healed";
   auto job = start_training(folder, 2, {"kill=1@5:stop"}, {"--hang-timeout=3"});
-  const auto healed = result_of(folder, 2, job->finish(seconds(120)));
+  const auto healed = result_of(folder, 2, job->finish(seconds(180)));
   ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
   EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
   EXPECT_EQ(healed.begun, 3);
@@ -207,7 +216,7 @@ class HealingAtRandom : public Healing {
       if (pid == 0 || ::kill(pid, SIGKILL) != 0) break;  // it has ended
       ++begun;
     }
-    const auto healed = result_of(folder, ranks, job->finish(seconds(120)));
+    const auto healed = result_of(folder, ranks, job->finish(seconds(180)));
     ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
     EXPECT_GT(killed, kills / 2);
     for (int rank = 0; rank < ranks; ++rank) {
