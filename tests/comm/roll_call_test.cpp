@@ -39,7 +39,7 @@ std::vector<std::string> called_by(int rank,
                                    c10::intrusive_ptr<c10d::Store> store,
                                    milliseconds allowed, bool before_error) {
   GroupInside group("default_pg", rank, {0, 1}, milliseconds(1000),
-                    std::move(store), nullptr, {}, "", /*checks_calls=*/false);
+                    {.store = std::move(store)}, "", /*checks_calls=*/false);
   return roll_call(group, rank == 0 ? "one" : "two", Deadline::after(allowed),
                    before_error);
 }
