@@ -56,6 +56,15 @@ std::vector<Session> sessions_of(const std::string& source) {
   return sessions;
 }
 
+// Returns the lines without the warning of CPUs that lack AVX-512.
+std::vector<std::string> without_slow_autocast(const std::string& err) {
+  auto kept = lines(err);
+  std::erase_if(kept, [](const std::string& line) {
+    return line.find("this CPU has no fast bfloat16") != line.npos;
+  });
+  return kept;
+}
+
 class NumberedExamples : public ExampleTest,
                          public ::testing::WithParamInterface<std::string> {
  protected:
@@ -81,7 +90,7 @@ TEST_P(NumberedExamples, PrintsWhatItSays) {
         here, {.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES="},
                .folder = scratch()});
     EXPECT_EQ(result.exit_code, 0);
-    EXPECT_THAT(result.err, IsEmpty());
+    EXPECT_THAT(without_slow_autocast(result.err), IsEmpty());
     EXPECT_THAT(lines(result.out), ElementsAreArray(output));
     EXPECT_THAT(output, Not(IsEmpty()));
   }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,8 @@ namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -38,12 +41,24 @@ class Healing : public StandbyJob {
     job->await_output(" generation 0 ", workers);
     return job;
   }
+  // Whether all threads of the process have ended, and its parent can reap it.
+  static bool is_zombie(pid_t pid) {
+    const auto fields = stat_fields(pid);
+    return fields.at(2) == "Z" && fields.at(19) == "1";
+  }
   // Kills the processes while the agent is stopped, so that it learns of all of
   // them at once.
   static void kill_at_once(const std::vector<pid_t>& pids) {
     const pid_t agent = std::stoi(stat_fields(pids.front()).at(3));
     ASSERT_EQ(::kill(agent, SIGSTOP), 0);
     for (const pid_t pid : pids) ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    const Deadline deadline = Deadline::after(seconds(60));
+    for (const pid_t pid : pids) {
+      while (!is_zombie(pid)) {
+        ASSERT_FALSE(deadline.expired());
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    }
     ASSERT_EQ(::kill(agent, SIGCONT), 0);
   }
   void tell(const std::string& what, pid_t pid, const std::string& words) {

@@ -122,7 +122,8 @@ WORLD_TEST(DdpReconfigure, WithEveryWayOfReducing, 2) {
     expect_same_bits(
         {.backend = backend,
          .options = {.mixed_precision =
-                         MixedPrecision{.param_dtype = at::kBFloat16}}},
+                         MixedPrecision{.param_dtype = at::kBFloat16,
+                                        .buffer_dtype = at::kBFloat16}}},
         world);
   }
 }

@@ -114,7 +114,8 @@ dist.init_process_group("lockstep", pg_options=object())
         program = ("import torch, torch.distributed as dist\n"
                    "dist.init_process_group('lockstep')\n"
                    "tensor = torch.ones(1)\ndist.all_reduce(tensor)\n"
-                   "print('sum', tensor.item())\n"
+                   # One write, since both ranks write to one pipe.
+                   "print(f'sum {tensor.item()}\\n', end='')\n"
                    "dist.destroy_process_group()\n")
         done = command("run", "--standalone", "--nproc-per-node=2", "--no-python",
                        sys.executable, "-c", program)

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -165,7 +166,17 @@ TEST_P(SimulatedTraining, HasTheNumbersOfTheCpu) {
 
 TEST_P(SimulatedTraining, AutocastHasTheNumbersOfTheCpu) {
   const Network network = networks()[GetParam()];
-  const auto expected = train(network, torch::kCPU, /*autocast=*/true);
+  std::vector<torch::Tensor> expected;
+  try {
+    expected = train(network, torch::kCPU, /*autocast=*/true);
+  } catch (const std::exception& error) {
+    // oneDNN has no LSTM in bfloat16 for CPUs without AVX-512.
+    if (std::string(error.what()).find("primitive descriptor") ==
+        std::string::npos) {
+      throw;
+    }
+    GTEST_SKIP() << "this CPU has no bfloat16 for " << network.name;
+  }
   simulated_cuda::restart(3);
   const auto results =
       train(network, torch::Device("cuda:0"), /*autocast=*/true);

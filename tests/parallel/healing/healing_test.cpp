@@ -126,7 +126,28 @@ INSTANTIATE_TEST_SUITE_P(Moments, HealingAt,
                          [](const auto& moment) { return moment.param; });
 
 TEST_F(Healing, BeforeTheFirstStepAndInTheLast) {
-  expect_same(2, "0@0:forward,1@23:update", 2);
+  expect_same(2, "0@0:forward,1@23:computed", 2);
+}
+
+// Rank 0 has completed its last step, and would end without the other. The
+// average's running statistics, which differ between ranks, are rank 0's then:
+// those of rank 1 are lost, and no later update replaces them.
+TEST_F(Healing, InTheLastUpdate) {
+  const auto undisturbed = train_undisturbed(2, {});
+  const auto healed = train("healed", 2, {"kill=1@23:update"});
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 3);
+  EXPECT_EQ(healed.results[0], undisturbed.results[0]);
+  const auto without_statistics = [](const std::string& result) {
+    std::istringstream lines(result);
+    std::string kept;
+    for (std::string line; std::getline(lines, line);) {
+      if (!line.starts_with("average.module.1.running_")) kept += line + "\n";
+    }
+    return kept;
+  };
+  EXPECT_EQ(without_statistics(healed.results[1]),
+            without_statistics(undisturbed.results[1]));
 }
 
 TEST_F(Healing, OneRankAfterTheOther) {
