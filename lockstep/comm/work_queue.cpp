@@ -481,8 +481,8 @@ void WorkQueue::QueuedWork::complete(c10::ivalue::Future& future,
       future.markCompleted(results_);
     }
   } catch (...) {
-    // A callback of the future has thrown: there is no caller here that could
-    // get the exception.
+    // A callback of the future has thrown. No caller waits here for its
+    // exception.
   }
 }
 

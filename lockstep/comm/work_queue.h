@@ -41,9 +41,9 @@ class QueueWork : public c10d::Work {
 
 // Runs the collectives of one group one after the other, in the order in which
 // they were issued: synchronous ones in their caller, after those that are
-// pending; asynchronous ones on one thread, which the first of them starts, or
-// in a caller who waits before that thread has begun, which saves the way to
-// the thread and back.
+// pending; asynchronous ones on one thread, which the first of them starts. If
+// a caller waits for one that this thread has not begun, the caller runs it
+// itself, which saves the way to the thread and back.
 //
 // Threads: any may call, but the order in which threads issue is the order of
 // the group's operations, and must be the same on all ranks. An operation may

@@ -107,7 +107,8 @@ class Attempt : public Pollable {
   struct Healing {
     std::string cause{};                    // in one line
     std::vector<HealedFailure> replaced{};  // now
-    // Not empty: this cannot be healed, and the attempt must be stopped.
+    // If this text is not empty, the failure cannot be healed, and the attempt
+    // must be stopped.
     std::string why_not{};
     bool begins_to_wait = false;
   };

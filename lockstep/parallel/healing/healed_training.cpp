@@ -517,7 +517,8 @@ class HealedTraining::Work {
       if (item == state_.items.end()) continue;
       item->second.prepare_load({.values = internal::item_values_of(values)})();
     }
-    // next() adds one. Before its first call there is no loop to begin.
+    // The next call of next() adds one. If the others have not called next()
+    // yet, this rank begins at the top of the program.
     iteration_ = std::max<int64_t>(0, from.at("iteration").get<int64_t>() - 1);
     units_ = from.at("top_units").get<int64_t>();
   }

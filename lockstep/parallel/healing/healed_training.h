@@ -72,9 +72,10 @@ struct Healing {
 //   before it is called again, and nothing else. Gradients are zero when it is
 //   called again.
 // - `update` changes the state. It is called once, after all ranks have
-//   completed `compute`. Collectives in it are possible, but if a rank dies in
-//   one while no other has completed `update`, there is no whole state left in
-//   memory, and the launcher restarts all ranks.
+//   completed `compute`. Collectives in it are possible. If a rank dies in
+//   one before any other rank has completed `update`, no rank has a whole state
+//   any more: run() throws std::runtime_error on all ranks, which begin again
+//   from the snapshot.
 // - What is printed or logged in a function is printed again with it. Random
 //   numbers are drawn in `compute`.
 // - Groups, wrappers, optimizers and a SnapshotSaver are made before this
@@ -83,6 +84,10 @@ struct Healing {
 // Each rank keeps a copy of its generators' states, and of the buffers that a
 // function changed, in memory that outlives its process (healing_place.h). No
 // copy of parameters or optimizer state is made as long as nobody dies.
+//
+// Blocking: run() and the constructor wait for the launcher's replacement of a
+// rank, 60 s at most (10 s if no rank is known to be gone), and for the other
+// ranks, for the default group's timeout.
 //
 // Threads: the one that trains.
 class HealedTraining {
