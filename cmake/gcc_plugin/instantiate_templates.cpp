@@ -18,8 +18,25 @@ int plugin_is_GPL_compatible;
 
 namespace {
 
+void use_virtual_functions(tree class_type) {
+  tree each = BINFO_VIRTUALS(TYPE_BINFO(class_type));
+  for (; each != NULL_TREE; each = TREE_CHAIN(each)) {
+    tree function = BV_FN(each);
+    if (DECL_PURE_VIRTUAL_P(function) || DECL_DELETED_FN(function)) continue;
+    mark_used(function);
+  }
+}
+
+// GCC adds the tables of virtual functions to a source at its end, and these
+// use functions of templates, too.
 void instantiate(cpp_reader* /*reader*/) {
   instantiate_pending_templates(/*retries=*/0);
+  unsigned done = 0;
+  while (done != vec_safe_length(keyed_classes)) {
+    const unsigned known = vec_safe_length(keyed_classes);
+    for (; done != known; ++done) use_virtual_functions((*keyed_classes)[done]);
+    instantiate_pending_templates(/*retries=*/0);
+  }
 }
 
 void register_pragma(void* /*event_data*/, void* /*user_data*/) {

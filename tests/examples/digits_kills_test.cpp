@@ -98,7 +98,7 @@ class DigitsKills : public ExampleTest,
           read_file(path("killed.safetensors")) != before) {
         return workers[static_cast<size_t>(rank)];
       }
-      std::this_thread::sleep_for(milliseconds(5));
+      std::this_thread::sleep_for(milliseconds(50));
     }
     return 0;
   }
