@@ -37,6 +37,8 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kRanks = 2;
+
 struct Options {
   fs::path folder;
   int64_t steps = 130;   // of the training, or of a block
@@ -63,14 +65,14 @@ double median(std::vector<double> values) {
 
 void run(const Options& options) {
   torch::set_num_threads(1);
-  const auto group = lockstep::init_process_group();
+  // A standby process has made these before it gets a place.
   const auto& workload = benchmarks::workloads().at("mlp");
   torch::manual_seed(1);
   auto module = workload.model();
-  const int64_t samples =
-      options.steps * workload.batch_size * lockstep::get_world_size();
+  const int64_t samples = options.steps * workload.batch_size * kRanks;
   lockstep::TensorDataset dataset(torch::randn({samples, 20}),
                                   torch::randn({samples, 1}));
+  const auto group = lockstep::init_process_group();
   lockstep::DistributedSampler sampler(dataset);
   lockstep::DataLoader loader(dataset, sampler,
                               {.batch_size = workload.batch_size});

@@ -14,12 +14,12 @@
 #include <utility>
 
 #include "lockstep/base/control_groups.h"
+#include "lockstep/base/huge_pages.h"
 #include "lockstep/base/system_file.h"
 
 namespace lockstep::internal {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 #ifndef MFD_NOEXEC_SEAL
@@ -27,6 +27,9 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 #endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25  // Linux 6.1
 #endif
 
 std::string amount(size_t bytes) {
@@ -100,6 +103,19 @@ SharedMemory::SharedMemory(FileDescriptor descriptor, size_t bytes)
   if (bytes >= kHugePage) ::madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
+// Asks for huge pages whatever the system gives shared memory by itself: many
+// small pages take many times longer to reserve, to map and to free. The kernel
+// makes a huge page only where there is a page already. If it has none, the
+// rest is left to populate().
+void SharedMemory::collapse() const {
+  for (size_t at = 0; at + kHugePage <= size_; at += kHugePage) {
+    if (::madvise(data_ + at, 1, MADV_POPULATE_WRITE) != 0 ||
+        ::madvise(data_ + at, kHugePage, MADV_COLLAPSE) != 0) {
+      return;
+    }
+  }
+}
+
 // Lets the kernel touch every page, so that missing memory is an error here
 // instead of a SIGBUS later. Before Linux 5.14 fallocate() reserves the same
 // memory, in small pages.
@@ -136,6 +152,7 @@ SharedMemory SharedMemory::create(size_t bytes) {
     throw_errno("could not seal " + amount(bytes));
   }
   SharedMemory memory(std::move(descriptor), bytes);
+  memory.collapse();
   memory.populate("could not reserve ");
   memory.made_here_ = true;
   made().add(static_cast<int64_t>(bytes));

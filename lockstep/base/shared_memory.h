@@ -52,10 +52,10 @@ class SharedMemory {
  public:
   SharedMemory() = default;
 
-  // Makes `bytes` (more than 0) of zeros, in huge pages if the system gives
-  // these to shared memory. Throws std::system_error with the size if the
-  // system does not have that much memory, or has no such memory at all;
-  // std::invalid_argument for 0 bytes.
+  // Makes `bytes` (more than 0) of zeros, in huge pages if the system has some
+  // (before Linux 6.1: if it gives these to shared memory). Throws
+  // std::system_error with the size if the system does not have that much
+  // memory, or has no such memory at all; std::invalid_argument for 0 bytes.
   static SharedMemory create(size_t bytes);
 
   // Counts the bytes that create() made in this process and that this process
@@ -93,6 +93,7 @@ class SharedMemory {
 
  private:
   SharedMemory(FileDescriptor descriptor, size_t bytes);
+  void collapse() const;
   void populate(const char* what) const;
 
   FileDescriptor descriptor_;

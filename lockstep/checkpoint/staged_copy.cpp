@@ -2,13 +2,13 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <stdexcept>
 
+#include "lockstep/base/huge_pages.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
@@ -21,8 +21,6 @@ namespace {
 // be one copy.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr size_t kAlignment = 64;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -108,12 +106,7 @@ void StagedCopy::reserve(size_t bytes) {
   if (memory_.defined() && memory_.nbytes() >= bytes) return;
   memory_.reset();
   memory_ = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-  if (bytes < kHugePage) return;
-  // Huge pages make the first copy faster; without them it still works.
-  const auto address = reinterpret_cast<uintptr_t>(memory_.data_ptr());
-  const uintptr_t begin = (address + kPage - 1) / kPage * kPage;
-  ::madvise(reinterpret_cast<void*>(begin), address + bytes - begin,
-            MADV_HUGEPAGE);
+  prefer_huge_pages(memory_.data_ptr(), bytes);
 }
 
 void StagedCopy::copy() {

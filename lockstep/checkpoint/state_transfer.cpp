@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "lockstep/base/huge_pages.h"
 #include "lockstep/checkpoint/loop_state.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
@@ -111,6 +112,7 @@ Snapshot receive_snapshot(int from) {
     auto tensor = at::empty(
         one.at(2).get<std::vector<int64_t>>(),
         dtype_of_safetensors(one.at(1).get_ref<const std::string&>()));
+    prefer_huge_pages(tensor.data_ptr(), tensor.nbytes());
     recv(tensor, from);
     tree.tensors.emplace_back(one.at(0).get<std::string>(), std::move(tensor));
   }

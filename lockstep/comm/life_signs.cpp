@@ -97,10 +97,11 @@ std::string identity_of_host() {
 }  // namespace
 
 LifeSigns::LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-                     bool rank_zero_has_store)
+                     bool rank_zero_has_store, std::chrono::milliseconds grace)
     : store_(std::move(store)),
       rank_(rank),
       rank_zero_has_store_(rank_zero_has_store),
+      grace_(grace),
       identity_(identity_of_host()),
       peers_(size) {
   if (identity_.empty() || size == 1) return;
@@ -194,10 +195,11 @@ void LifeSigns::learn(Peer& peer, int rank, Clock::time_point now) {
   if (has_owner(peer.socket)) return;
   if (!peer.missed) {
     peer.missed = now;
-    // Within kGrace the process may end, and the store with rank 0. Then only
+    // Within grace_ the process may end, and the store with rank 0. Then only
     // what is seen now tells that the peer had left.
     peer.end = end_said_at(peer.socket);
-  } else if (now - *peer.missed >= kGrace) {
+  }
+  if (!peer.end && now - *peer.missed >= grace_) {
     peer.end = end_of(peer, rank);
   }
 }
@@ -212,7 +214,7 @@ std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
     if (rank == rank_) continue;
     auto& peer = peers_.at(rank);
     learn(peer, rank, now);
-    if (!peer.end || (peer.missed && now - *peer.missed < kGrace)) continue;
+    if (!peer.end || (peer.missed && now - *peer.missed < grace_)) continue;
     all.push_back(
         {.rank = rank,
          .end = *peer.end,

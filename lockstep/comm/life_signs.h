@@ -45,24 +45,29 @@ class LifeSigns {
     std::string words;  // "died"
   };
 
+  // How long the last words of a rank may be on their way to a store that does
+  // not answer a write, as c10d's TCPStore.
+  static constexpr std::chrono::milliseconds kGrace{100};
+
   // The default group has `size` ranks. `rank_zero_has_store`: the store goes
   // with rank 0, so the store is not asked once rank 0 is gone (LibTorch would
-  // print a warning). Writes to the store, whose errors (c10::Error) pass
-  // through. Throws std::system_error if there is no socket.
+  // print a warning). `grace`: kGrace, or 0 if the store answers each write,
+  // so that it has what a rank writes before the rank goes on. Writes to the
+  // store, whose errors (c10::Error) pass through. Throws std::system_error if
+  // there is no socket.
   LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-            bool rank_zero_has_store);
+            bool rank_zero_has_store, std::chrono::milliseconds grace = kGrace);
   LifeSigns(const LifeSigns&) = delete;
   LifeSigns& operator=(const LifeSigns&) = delete;
 
-  // Returns those of `ranks` that have been gone for kGrace at least, in the
+  // Returns those of `ranks` that have been gone for `grace` at least, in the
   // order of `ranks`. What such a rank wrote before it went is in the store by
   // then.
   std::vector<Gone> gone(const std::vector<int>& ranks);
   // The same for all ranks.
   std::vector<Gone> gone();
-  static constexpr std::chrono::milliseconds kGrace{100};
-  // Does the same as gone(), but waits, for kGrace at most, until it is certain
-  // about the ranks that seem to be gone.
+  // Does the same as gone(), but waits, for `grace` at most, until it is
+  // certain about the ranks that seem to be gone.
   std::vector<Gone> gone_for_good(const std::vector<int>& ranks);
   std::vector<Gone> gone_for_good();
 
@@ -98,6 +103,7 @@ class LifeSigns {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const bool rank_zero_has_store_;
+  const std::chrono::milliseconds grace_;
   const ProcessMark made_in_;
   std::mutex mutex_;
   FileDescriptor socket_;

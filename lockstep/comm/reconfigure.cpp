@@ -199,6 +199,15 @@ void reconfigure(const ReconfigureOptions& options) {
   const auto store = options.store ? options.store
                      : is_apart    ? internal::launcher_store(timeout)
                                    : before.store;
+  const bool hosted_by_rank_zero =
+      before.hosted_by_rank_zero && store == before.store;
+  // Groups have a client connection, also on the rank that hosts the store: a
+  // handle that lives longer must not keep the store's address taken.
+  auto connection = store;
+  if (hosted_by_rank_zero && all->rank() == 0) {
+    connection = store->clone();
+    connection->setTimeout(all->timeout());
+  }
   const std::string prefix = "reconfigured/" + options.uuid;
   Rendezvous meeting{
       .store = store,
@@ -206,9 +215,8 @@ void reconfigure(const ReconfigureOptions& options) {
       .world_size = all->size(),
       .check_in = internal::CheckIn(store, "lockstep/" + prefix, all->rank(),
                                     all->size()),
-      .group_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store),
-      .hosted_by_rank_zero =
-          before.hosted_by_rank_zero && store == before.store,
+      .group_store = c10::make_intrusive<c10d::PrefixStore>(prefix, connection),
+      .hosted_by_rank_zero = hosted_by_rank_zero,
       .kept_by_launcher =
           dynamic_cast<internal::LauncherStore*>(store.get()) != nullptr};
   const auto own_part = internal::part_of("0", meeting.group_store);

@@ -124,7 +124,9 @@ std::shared_ptr<LifeSigns> begin_life(
   try {
     return std::make_shared<LifeSigns>(
         c10::make_intrusive<c10d::PrefixStore>("lockstep/", store),
-        meeting.rank, meeting.world_size, meeting.hosted_by_rank_zero);
+        meeting.rank, meeting.world_size, meeting.hosted_by_rank_zero,
+        meeting.kept_by_launcher ? std::chrono::milliseconds(0)
+                                 : LifeSigns::kGrace);
   } catch (const std::exception&) {
     c10::make_intrusive<WatchedStore>(store, nullptr, std::vector<int>())
         ->give_up(c10::str("rank ", meeting.rank,

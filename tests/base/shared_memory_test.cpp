@@ -11,7 +11,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <fstream>
+#include <sstream>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -37,6 +41,46 @@ TEST(SharedMemory, IsZerosOfTheSizeAskedForWhereverItBegins) {
         memory.bytes(), [](std::byte byte) { return byte == std::byte{}; }));
     memory.bytes().back() = std::byte{1};
   }
+}
+
+// Returns how many KiB of the mapping that begins at `data` are huge pages.
+int64_t huge_kib(const void* data) {
+  std::ostringstream begin;
+  begin << std::hex << reinterpret_cast<uintptr_t>(data) << '-';
+  std::ifstream maps("/proc/self/smaps");
+  bool is_it = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:") != std::string::npos) {
+      is_it = line.starts_with(begin.str());
+    }
+    constexpr std::string_view kField = "ShmemPmdMapped:";
+    if (is_it && line.starts_with(kField)) {
+      return std::stoll(line.substr(kField.size()));
+    }
+  }
+  return 0;
+}
+
+// Whatever the system gives shared memory by itself.
+TEST(SharedMemory, LiesInHugePagesIfTheKernelMakesThem) {
+  constexpr size_t kHuge = size_t{2} << 20;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
+  const FileDescriptor file(::memfd_create("lockstep-test", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(file.get(), 2 * kHuge), 0);
+  auto* plain = static_cast<std::byte*>(::mmap(
+      nullptr, 2 * kHuge, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
+  ASSERT_NE(plain, MAP_FAILED);
+  auto* const aligned =
+      plain + (kHuge - reinterpret_cast<uintptr_t>(plain) % kHuge) % kHuge;
+  *aligned = std::byte{1};
+  const bool makes_some = ::madvise(aligned, kHuge, kCollapse) == 0;
+  ::munmap(plain, 2 * kHuge);
+  if (!makes_some) GTEST_SKIP() << "the kernel makes no huge pages";
+  const auto memory = SharedMemory::create(2 * kHuge + 1);
+  EXPECT_EQ(huge_kib(memory.data()), 4096);
+  const auto other =
+      SharedMemory::map(another(memory.descriptor()), 2 * kHuge + 1);
+  EXPECT_EQ(huge_kib(other.data()), 4096);
 }
 
 TEST(SharedMemory, ItsMappingsShowTheSameBytes) {

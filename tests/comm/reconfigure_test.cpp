@@ -210,6 +210,21 @@ WORLD_TEST(Reconfigure, NothingOfOldGenerationsStaysBetweenHosts, 4) {
   expect_flat("lockstep", world);
 }
 
+// A bug: rank 0's handles held the object that hosts the store, so the next
+// init_process_group() found the address taken.
+WORLD_TEST(Reconfigure, AHandleThatIsKeptDoesNotKeepTheStoresAddress, 2) {
+  std::vector<ProcessGroupPtr> kept;
+  for (const char* uuid : {"first", "second"}) {
+    auto group = init_process_group("gloo");
+    kept.push_back(default_group());
+    kept.push_back(new_group());
+    for (const char* again : {"", " again"}) {
+      reconfigure({.uuid = std::string(uuid) + again});
+    }
+    expect_right({kept.back()});
+  }
+}
+
 WORLD_TEST(Reconfigure, LookEndsTheWait, 2) {
   auto group = init_process_group("lockstep");
   struct Enough {};

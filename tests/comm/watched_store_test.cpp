@@ -77,6 +77,23 @@ TEST_F(WatchedStores, OfNobodyAnythingIsSaidWhereNobodyCanLook) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
+TEST_F(WatchedStores, AtAStoreThatAnswersEachWriteTheyAreGoneAtOnce) {
+  const auto make = [&](int rank) {
+    return std::make_shared<LifeSigns>(store_, rank, 3,
+                                       /*rank_zero_has_store=*/false,
+                                       milliseconds(0));
+  };
+  const auto zero = make(0);
+  auto one = make(1);
+  const auto two = make(2);
+  EXPECT_EQ(words_of(zero->gone()), "");
+  one.reset();
+  EXPECT_EQ(words_of(zero->gone()), "rank 1 died");
+  two->leave(LifeSigns::End::failed);
+  EXPECT_EQ(words_of(zero->gone()),
+            "rank 1 died; rank 2 left because of an error");
+}
+
 TEST_F(WatchedStores, EachWayToGoHasItsWords) {
   life_signs_[1]->leave(LifeSigns::End::left);
   EXPECT_EQ(words_when_someone_is_gone(), "rank 1 has left the group");

@@ -17,6 +17,10 @@
 //   fragile  a process that joins generation 1 fails before it says so
 //   late     a standby process is on its way until FOLDER holds a file "go"
 //   ends     a standby process ends well
+//   slow     a process that takes a place says "heals" after two seconds, and
+//            writes then, in clock ticks since the start of the system, into
+//            FOLDER/joined-P
+#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -89,6 +93,14 @@ int main(int argc, char** argv) {
   int generation = generation_joined();
   if (scenario == "fragile" && generation == 1) return 5;
   const StatusPublisher publisher(std::stoi(rank));
+  if (scenario == "slow" && generation > 0) {
+    std::this_thread::sleep_for(seconds(2));
+    timespec now{};
+    ::clock_gettime(CLOCK_BOOTTIME, &now);
+    const long ticks = ::sysconf(_SC_CLK_TCK);
+    std::ofstream(folder / ("joined-" + pid))
+        << now.tv_sec * ticks + now.tv_nsec * ticks / 1'000'000'000;
+  }
   if (scenario != "mute" || rank != "1") tell_agent_heals(true);
   std::cout << who + " attempt " + variable("TORCHELASTIC_RESTART_COUNT") +
                    " generation " + std::to_string(generation) + " memory " +

@@ -174,6 +174,24 @@ TEST_F(Healing, AWorkerWaitsForAProcessThatIsOnItsWay) {
   EXPECT_EQ(job->finish().exit_code, 0) << job->err();
 }
 
+// The start of a process takes a core, which the ranks that heal need.
+TEST_F(Healing, TheNextStandbyProcessIsStartedOnceTheHealingHasEnded) {
+  auto job = start_job("slow", {"--max-restarts=2", "--standby=1"});
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  kill_worker(1);
+  job->await_output(" attempt 0 generation 1 ");
+  const pid_t joined = pid_of(1);
+  ASSERT_NO_FATAL_FAILURE(await_standby(1, 1));
+  kill_worker(0);
+  job->await_output(" attempt 0 generation 2 ");
+  const long ticks =
+      std::stol(read_file(scratch() / ("joined-" + std::to_string(joined))));
+  constexpr size_t kStartTime = 21;  // proc_pid_stat(5)
+  EXPECT_GE(std::stol(stat_fields(pid_of(0)).at(kStartTime)), ticks);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
 TEST_F(Healing, AWorkerThatHangsIsReplaced) {
   auto job = start_job("heals",
                        {"--max-restarts=1", "--standby=1", "--hang-timeout=2"});

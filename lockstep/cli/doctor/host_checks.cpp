@@ -254,7 +254,8 @@ Finding check_huge_pages(const MachineRoots& roots) {
       "\"" + *own + "\" for own memory, \"" + *shared + "\" for shared memory";
   if (*shared == "never" || *shared == "deny") {
     finding.advise(Health::ok,
-                   "Shared memory gets some after, as root: echo advise > " +
+                   "Before Linux 6.1 shared memory gets some only after, as "
+                   "root: echo advise > " +
                        (folder / "shmem_enabled").string());
   }
   return finding;

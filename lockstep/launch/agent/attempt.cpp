@@ -20,8 +20,9 @@ using std::chrono::milliseconds;
 // it is given up.
 constexpr milliseconds kKillAllowance{5000};
 // When standby processes are started: so long after all workers have begun to
-// publish, which they do at the end of init_process_group(); or, if they do
-// not, so long after their start.
+// publish, which they do at the end of init_process_group(), or after a healing
+// has ended; or, if that does not come, so long after the start or the
+// replacement.
 constexpr milliseconds kRefillDelay{1000};
 constexpr milliseconds kRefillAnyway{10'000};
 // How long workers wait for a standby process to take the place of one that
@@ -30,6 +31,12 @@ constexpr milliseconds kRefillAnyway{10'000};
 constexpr milliseconds kHealAllowance{30'000};
 constexpr milliseconds kAnnounceAllowance{1000};
 constexpr milliseconds kAnnouncePause{200};
+
+Attempt::Healing cannot(std::string why) {
+  Attempt::Healing healing;
+  healing.why_not = std::move(why);
+  return healing;
+}
 
 }  // namespace
 
@@ -158,11 +165,6 @@ void Attempt::end_sparing() {
 }
 
 Attempt::Healing Attempt::heal() {
-  const auto cannot = [](std::string why) {
-    Healing healing;
-    healing.why_not = std::move(why);
-    return healing;
-  };
   if (auto why = workers_.why_not_healed()) return cannot(std::move(*why));
   if (!store_) return cannot("the workers have no store of the launcher's");
   const int places =
@@ -174,6 +176,7 @@ Attempt::Healing Attempt::heal() {
                            parts_.options.failure_shutdown_timeout)});
   }
   const bool late = heal_->until.expired();
+  if (heal_->announcement) return announce(heal_->announcement->cause(), late);
   Healing healing;
   std::vector<WorkerFailure> failures = workers_.failures();
   if (failures.size() < workers_.lost().size()) {
@@ -202,39 +205,40 @@ Attempt::Healing Attempt::heal() {
   }
   if (heal_->announce_at && !heal_->announce_at->expired()) return healing;
   heal_->announce_at.reset();
-  std::optional<int> generation;
+  heal_->failures = std::move(failures);
+  return announce(healing.cause, late);
+}
+
+Attempt::Healing Attempt::announce(const std::string& cause, bool late) {
+  Healing healing{.cause = cause};
   try {
-    generation = announce(healing.cause);
+    auto& announcement = heal_->announcement;
+    if (!announcement) {
+      announcement.emplace(
+          store_socket_, plan_.restarts_used, generation_ + 1,
+          parts_.options.workers.max_restarts - plan_.restarts_used, cause);
+      heal_->answer_until = Deadline::after(kAnnounceAllowance);
+    }
+    const auto state = announcement->look();
+    if (state == Announcement::State::none_free) {
+      return cannot("no restart is left, and a healing would count as one");
+    }
+    if (state == Announcement::State::made) {
+      const int generation = announcement->generation();
+      const auto failures = std::move(heal_->failures);
+      replace(failures, generation, healing);
+      return healing;
+    }
+    if (!heal_->answer_until->expired()) return healing;
+    throw WorkerStoreLost("the workers' store has not answered within " +
+                          seconds_text(kAnnounceAllowance));
   } catch (const WorkerStoreLost& error) {
     if (late) return cannot(error.what());
+    heal_->announcement.reset();
+    heal_->answer_until.reset();
     heal_->announce_at = Deadline::after(kAnnouncePause);
     return healing;
   }
-  if (!generation) {
-    return cannot("no restart is left, and a healing would count as one");
-  }
-  replace(failures, *generation, healing);
-  return healing;
-}
-
-std::optional<int> Attempt::announce(const std::string& cause) {
-  const Deadline deadline = Deadline::after(kAnnounceAllowance);
-  WorkerStoreLink link(store_socket_, deadline);
-  const int most = parts_.options.workers.max_restarts - plan_.restarts_used;
-  for (int next = generation_ + 1; next <= most; ++next) {
-    const WorkerReply reply =
-        link.call({.operation = WorkerCall::Operation::compare_set,
-                   .key = generation_key(plan_.restarts_used, next),
-                   .value = cause},
-                  deadline);
-    if (reply.kind != WorkerReply::Kind::value) {
-      throw WorkerStoreLost("the workers' store takes no key: " + reply.text);
-    }
-    // Another node may have announced this one. No other has the same cause,
-    // which names a rank of this node.
-    if (reply.text == cause) return next;
-  }
-  return std::nullopt;
 }
 
 int Attempt::look_for_generations() {
@@ -273,7 +277,9 @@ void Attempt::replace(std::span<const WorkerFailure> failures, int generation,
   if (suspended_) suspend(true);
   // Those that waited for the new process count from now on.
   if (hangs_) begin_to_look_for_hangs();
-  refill_at_ = Deadline::after(kRefillDelay);
+  // The ranks that heal need the cores.
+  refill_at_ = Deadline::after(kRefillAnyway);
+  awaits_joins_ = true;
 }
 
 void Attempt::watch() {
@@ -302,6 +308,10 @@ void Attempt::refill_standby() {
     all_publish_ = true;
     refill_at_ = Deadline::after(kRefillDelay);
   }
+  if (awaits_joins_ && !workers_.any_joins()) {
+    awaits_joins_ = false;
+    refill_at_ = Deadline::after(kRefillDelay);
+  }
   if (refill_at_ && !refill_at_->expired()) return;
   refill_at_.reset();
   parts_.standby->refill();
@@ -328,13 +338,18 @@ void Attempt::enforce_deadline() {
 
 void Attempt::add_poll_entries(std::vector<pollfd>& entries) const {
   workers_.add_poll_entries(entries);
+  if (!stop_ && heal_ && heal_->announcement) {
+    entries.push_back({heal_->announcement->fd(), POLLIN, 0});
+  }
 }
 
 std::optional<Deadline> Attempt::due() const {
   if (!has_begun_ || !goes_on()) return std::nullopt;
   if (stop_) return earliest({stop_->kill_at, stop_->spared_until});
   std::optional<Deadline> first;
-  if (heal_) {
+  if (heal_ && heal_->announcement) {
+    first = heal_->answer_until;
+  } else if (heal_) {
     first = earliest({heal_->until, heal_->kill_hung_at, heal_->announce_at});
   } else if (hangs_ && !suspended_) {
     first = Deadline::after(hangs_->most_wait());

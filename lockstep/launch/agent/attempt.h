@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/launch/agent/announcement.h"
 #include "lockstep/launch/agent/standby_pool.h"
 #include "lockstep/launch/agent/worker_group.h"
 #include "lockstep/launch/agent/worker_store_service.h"
@@ -102,8 +103,7 @@ class Attempt : public Pollable {
   // For a job that heals (worker/healing_place.h), if workers().failed() and
   // the attempt is not stopping(): has standby processes take the places of the
   // workers that failed, or waits for some to come. Must be called after each
-  // wait then. Blocks for kAnnounceAllowance at most, if the workers' store is
-  // on another node and does not answer.
+  // wait then.
   struct Healing {
     std::string cause{};                    // in one line
     std::vector<HealedFailure> replaced{};  // now
@@ -149,11 +149,15 @@ class Attempt : public Pollable {
     std::optional<Deadline> kill_hung_at{};
     std::optional<Deadline> announce_at{};  // again; nothing if now
     bool tells_of_wait = true;
+    // The failures that are being announced, and when that is given up.
+    std::vector<WorkerFailure> failures{};
+    std::optional<Announcement> announcement{};
+    std::optional<Deadline> answer_until{};
   };
 
-  // Announces the next generation, and returns its number; nothing if no
-  // healing is left. Throws WorkerStoreLost.
-  std::optional<int> announce(const std::string& cause);
+  // Announces the next generation for Heal::failures, and has standby processes
+  // take the places once that is done.
+  Healing announce(const std::string& cause, bool late);
   void replace(std::span<const WorkerFailure> failures, int generation,
                Healing& healing);
   // Begins to serve the workers a store, if they get one.
@@ -178,6 +182,7 @@ class Attempt : public Pollable {
   bool suspended_ = false;
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   bool all_publish_ = false;
+  bool awaits_joins_ = false;            // a healing has not ended
   std::optional<Deadline> refill_at_{};  // nothing if it may be done now
   std::optional<Stop> stop_{};
   int generation_ = 0;

@@ -303,11 +303,18 @@ std::optional<pid_t> WorkerGroup::replace(int local_rank, int generation) {
   // Workers of this attempt have left init_process_group(), so it may, too.
   next->stage = Worker::Stage::left;
   next->heals = true;
+  next->joins = true;
   std::destroy_at(&worker);
   std::construct_at(&worker, std::move(*next));
   failed_ = !lost().empty();
   oom_kills_before_ = oom_kills();
   return worker.process.pid();
+}
+
+bool WorkerGroup::any_joins() const {
+  return std::ranges::any_of(workers_, [](const Worker& worker) {
+    return worker.joins && !worker.process.ended();
+  });
 }
 
 void WorkerGroup::kill_hung() {
@@ -370,6 +377,7 @@ bool WorkerGroup::hear(Worker& worker) {
   const std::string_view words(bytes.data(), static_cast<size_t>(count));
   if (words == kStandbyHeals) {
     worker.heals = true;
+    worker.joins = false;
     worker.stage = Stage::left;
   } else if (words == kStandbyHealsNoMore) {
     worker.heals = false;

@@ -114,7 +114,7 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next four are for a job that heals, before settle().
+  // The next five are for a job that heals, before settle().
 
   // Returns the local ranks of the workers that failed and are not replaced.
   std::vector<int> lost() const;
@@ -124,6 +124,8 @@ class WorkerGroup {
   // Gives the place of a worker that failed and has ended to a standby process,
   // which joins `generation`. Returns the process; nothing if none takes it.
   std::optional<pid_t> replace(int local_rank, int generation);
+  // Returns whether a process of replace() has not joined the others yet.
+  bool any_joins() const;
   void kill_hung();  // SIGKILL to those of end_hung()
 
   // From now on the workers are being stopped: how they end does not count as a
@@ -147,6 +149,7 @@ class WorkerGroup {
     FileDescriptor socket{};  // empty if the launch has no standby processes
     Stage stage = Stage::before_group;
     bool heals = false;  // it, or one before it in its place, has said so
+    bool joins = false;  // it took a place, and has not said so itself
     bool ended_training = false;  // likewise
     bool is_spared = false;       // spare_named()
     bool was_stopped = false;     // it ended after settle() and was not spared

@@ -14,6 +14,7 @@
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
+#include "lockstep/comm/group_inside.h"
 
 namespace lockstep::internal {
 
@@ -76,7 +77,9 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
   GradientBucket bucket;
   bucket.flat = empty_shared({count}, options, group);
   bucket.stream = current_stream(bucket.flat.device());
-  bucket.flat.zero_();
+  // A process that takes a place makes its buckets again before it uses them,
+  // and memory that is not touched costs it no time.
+  if (!inside(group).is_apart()) bucket.flat.zero_();
   // Below autograd and its tracking of views, these are plain tensors.
   at::AutoDispatchBelowADInplaceOrView no_views;
   for (size_t i = 0; i < members.size(); ++i) {

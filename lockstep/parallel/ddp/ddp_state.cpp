@@ -224,11 +224,11 @@ void DdpState::begin_again() {
   find_tensors();
   beside_python_ = false;
   if (low_) make_low_precision();
-  reducers_.emplace_front(training_, make_reducer());
+  // The buckets are not made twice, since each time takes new memory.
+  std::optional<std::vector<std::vector<size_t>>> learnt;
+  if (!known.is_null()) known.get_to(learnt.emplace());
+  reducers_.emplace_front(training_, make_reducer(std::move(learnt)));
   reducer_ = reducers_.front().second.get();
-  if (!known.is_null()) {
-    reducer_->take_buckets(known.get<std::vector<std::vector<size_t>>>());
-  }
   if (!optimizers_.empty()) step_in_backward();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].tensor.set_requires_grad(trained_now[i]);
@@ -296,7 +296,8 @@ std::vector<NamedParameter> DdpState::trained() const {
   return trained;
 }
 
-std::unique_ptr<Reducer> DdpState::make_reducer() {
+std::unique_ptr<Reducer> DdpState::make_reducer(
+    std::optional<std::vector<std::vector<size_t>>> learnt) {
   const auto& group = options_.process_group;
   const auto limits = limits_of(options_);
   std::vector<TrainedParameter> reduced;
@@ -319,7 +320,8 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
                                                 : mixed->param_dtype,
-          .beside_python = beside_python_},
+          .beside_python = beside_python_,
+          .learnt = std::move(learnt)},
       identity_);
   reducer->on_foreign_gradient([this, own = reducer.get()](size_t parameter) {
     warn_of_foreign_gradient(*own, parameter);

@@ -188,7 +188,9 @@ class DdpState final : public Joinable {
   void verify_replicas() const;
   void make_low_precision();
   std::vector<NamedParameter> trained() const;
-  std::unique_ptr<Reducer> make_reducer();
+  // `learnt`: as in ReducerOptions.
+  std::unique_ptr<Reducer> make_reducer(
+      std::optional<std::vector<std::vector<size_t>>> learnt = {});
   void retrain();
   void step_in_backward();
   void begin_again();

@@ -9,6 +9,7 @@
 
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/state/digest.h"
 
@@ -53,6 +54,8 @@ class Piece {
 
 void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
                          const ProcessGroupPtr& group) {
+  // A process that takes a place gets these tensors with the rest of the state.
+  if (inside(group).is_apart()) return;
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
   auto pieces = assign_buckets(tensors, order, {kPieceBytes, kPieceBytes});

@@ -81,8 +81,10 @@ Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
   if (options_.check_for_nan_in_grad) {
     check_.emplace(this->parameters(), group_);
   }
-  set_buckets(
-      first_buckets(gradients_.tensors(), bucketed(), options_.first_limits));
+  rebuilt_ = options_.learnt.has_value();
+  set_buckets(rebuilt_ ? *options_.learnt
+                       : first_buckets(gradients_.tensors(), bucketed(),
+                                       options_.first_limits));
   tracker_->watch();
 }
 
@@ -286,12 +288,6 @@ std::optional<std::vector<std::vector<size_t>>> Reducer::learnt_buckets()
     for (const auto& slot : bucket.slots) list.push_back(slot.parameter);
   }
   return members;
-}
-
-void Reducer::take_buckets(const std::vector<std::vector<size_t>>& members) {
-  const std::lock_guard lock(tracker_->mutex());
-  rebuilt_ = true;
-  set_buckets(members);
 }
 
 void Reducer::drop_gradients() {

@@ -35,6 +35,9 @@ struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype{};
   // Whether Python's DistributedDataParallel may be on other ranks.
   bool beside_python{false};
+  // The parameters of each bucket, as learnt_buckets() returned them, if the
+  // order of readiness is known already.
+  std::optional<std::vector<std::vector<size_t>>> learnt{};
 };
 
 // Averages gradients over the ranks of a group while backward computes them:
@@ -138,8 +141,6 @@ class Reducer final : private BackwardListener {
   // Returns the parameters of each bucket if they are in the order of
   // readiness; nothing as long as that is not known.
   std::optional<std::vector<std::vector<size_t>>> learnt_buckets() const;
-  // Makes these the buckets, instead of learning the order again. Collective.
-  void take_buckets(const std::vector<std::vector<size_t>>& members);
 
   const std::vector<NamedParameter>& parameters() const {
     return gradients_.parameters();

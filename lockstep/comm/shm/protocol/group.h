@@ -54,7 +54,7 @@ struct ConstBytes {
 //
 // Blocking: each call blocks for `timeout` at most, in all its waits together.
 // It spins while there is a core for every rank, then yields the core, then
-// sleeps and looks at the peers every 50 ms.
+// sleeps and looks at the peers every 10 ms.
 //
 // Errors: GroupBroken names the rank that died or left; or the rank that did
 // not come, with its last call and the elapsed and allowed time. All peers then

@@ -47,7 +47,7 @@
 //
 // Why the plain case is not missed. Two ranks, each used by one thread, that
 // block in calls which need each other tell so after a millisecond and look
-// every 50 ms.
+// every 10 ms.
 //
 // Not seen: waits for messages, and waits outside the group's segment (in the
 // store, in another group, for a peer on another host).

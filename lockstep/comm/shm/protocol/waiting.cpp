@@ -31,7 +31,7 @@ constexpr microseconds kYielding{1000};
 constexpr int kOffers = 8;
 // The longest sleep before the peers' sockets are looked at: the death of a
 // process wakes no thread.
-constexpr milliseconds kSlice{50};
+constexpr milliseconds kSlice{10};
 
 thread_local bool helps = false;
 

@@ -80,7 +80,7 @@ class Waiting {
   using Ready = std::function<bool(std::memory_order)>;
   // The rest of a wait after spin(): keeps the core for some milliseconds
   // (keep_core()) or yields it for one, then sleeps, until `ready`. Before the
-  // first sleep and after each one (50 ms at most, or until
+  // first sleep and after each one (10 ms at most, or until
   // a doorbell rings) it calls `look`, and look() of the thread's BlockedCall,
   // to see what became of the ranks, and then asks `ready` again. Whatever
   // these two throw passes through. `bells` are the bits of Bell that wake the

@@ -1,0 +1,74 @@
+#include "lockstep/launch/agent/announcement.h"
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/worker/healing_place.h"
+#include "lockstep/worker/worker_call.h"
+#include "lockstep/worker/worker_store_link.h"
+
+namespace lockstep::internal {
+
+Announcement::Announcement(const std::string& store_socket, int attempt,
+                           int first, int most, std::string cause)
+    : attempt_(attempt), most_(most), cause_(std::move(cause)), next_(first) {
+  if (next_ > most_) return;
+  socket_ = connect_to(store_socket, SocketKind::stream);
+  if (!socket_) {
+    throw WorkerStoreLost("the workers' store cannot be reached: " +
+                          std::generic_category().message(errno));
+  }
+  ask();
+}
+
+void Announcement::ask() {
+  const std::string bytes = with_length(
+      bytes_of(WorkerCall{.operation = WorkerCall::Operation::compare_set,
+                          .key = generation_key(attempt_, next_),
+                          .value = cause_}));
+  // The socket's buffer is empty, and takes more than one call.
+  const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(),
+                              MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent != static_cast<ssize_t>(bytes.size())) {
+    throw WorkerStoreLost("the workers' store takes no call");
+  }
+}
+
+Announcement::State Announcement::look() {
+  while (next_ <= most_) {
+    try {
+      if (const auto message = input_.take()) {
+        const WorkerReply reply = parse_worker_reply(*message);
+        if (reply.kind != WorkerReply::Kind::value) {
+          throw WorkerStoreLost("the workers' store takes no key: " +
+                                reply.text);
+        }
+        if (reply.text == cause_) return State::made;
+        // Another node has announced this one.
+        if (++next_ <= most_) ask();
+        continue;
+      }
+    } catch (const MalformedMessage& error) {
+      throw WorkerStoreLost(std::string("no store of workers answers: ") +
+                            error.what());
+    }
+    std::array<char, 4096> bytes;
+    const ssize_t got =
+        ::recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0) {
+      input_.append({bytes.data(), static_cast<size_t>(got)});
+    } else if (got < 0 && errno == EAGAIN) {
+      return State::asked;
+    } else if (got == 0 || errno != EINTR) {
+      throw WorkerStoreLost("the workers' store has closed the connection");
+    }
+  }
+  return State::none_free;
+}
+
+}  // namespace lockstep::internal

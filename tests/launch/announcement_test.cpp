@@ -1,0 +1,96 @@
+#include "lockstep/launch/agent/announcement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/worker/worker_call.h"
+#include "lockstep/worker/worker_store_link.h"
+
+namespace lockstep::internal {
+namespace {
+
+using State = Announcement::State;
+
+// A workers' store that answers when the test says so.
+class SilentStore {
+ public:
+  const std::string& name() const { return name_; }
+  // Accepts the connection of an announcement.
+  void accept() { connection_ = accept_from(listener_); }
+  WorkerCall next_call() {
+    std::optional<std::string> message;
+    while (!(message = input_.take())) {
+      std::array<char, 4096> bytes;
+      const ssize_t got =
+          ::recv(connection_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+      if (got <= 0) return {};
+      input_.append({bytes.data(), static_cast<size_t>(got)});
+    }
+    return parse_worker_call(*message);
+  }
+  void answer(const WorkerReply& reply) {
+    const std::string bytes = with_length(bytes_of(reply));
+    EXPECT_EQ(::send(connection_.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  void hang_up() { connection_.reset(); }
+
+ private:
+  const std::string name_ =
+      "lockstep-test-announcement-" + std::to_string(::getpid());
+  const FileDescriptor listener_ = listen_at(name_, SocketKind::stream);
+  FileDescriptor connection_{};
+  MessageBuffer input_{};
+};
+
+TEST(Announcement, DoesNotWaitForTheStore) {
+  SilentStore store;
+  Announcement one(store.name(), 2, 1, 3, "rank 1 failed");
+  EXPECT_EQ(one.look(), State::asked);
+  store.accept();
+  const WorkerCall call = store.next_call();
+  EXPECT_EQ(call.operation, WorkerCall::Operation::compare_set);
+  EXPECT_EQ(call.key, "heal/2/generation/1");
+  EXPECT_EQ(call.value, "rank 1 failed");
+  EXPECT_EQ(one.look(), State::asked);
+  store.answer({.kind = WorkerReply::Kind::value, .text = "rank 1 failed"});
+  EXPECT_EQ(one.look(), State::made);
+  EXPECT_EQ(one.generation(), 1);
+}
+
+TEST(Announcement, TakesTheNextNumberThatNoOtherNodeHas) {
+  SilentStore store;
+  Announcement one(store.name(), 0, 1, 2, "rank 1 failed");
+  store.accept();
+  EXPECT_EQ(store.next_call().key, "heal/0/generation/1");
+  store.answer({.kind = WorkerReply::Kind::value, .text = "rank 5 failed"});
+  EXPECT_EQ(one.look(), State::asked);
+  EXPECT_EQ(store.next_call().key, "heal/0/generation/2");
+  store.answer({.kind = WorkerReply::Kind::value, .text = "rank 4 failed"});
+  EXPECT_EQ(one.look(), State::none_free);
+}
+
+TEST(Announcement, OfNoNumberIsNotMade) {
+  Announcement one("lockstep-test-no-store", 0, 3, 2, "rank 1 failed");
+  EXPECT_EQ(one.look(), State::none_free);
+}
+
+TEST(Announcement, AStoreThatGoesIsAnError) {
+  SilentStore store;
+  Announcement one(store.name(), 0, 1, 2, "rank 1 failed");
+  store.accept();
+  store.hang_up();
+  EXPECT_THROW(one.look(), WorkerStoreLost);
+  EXPECT_THROW(Announcement("lockstep-test-no-store", 0, 1, 2, "rank 1 failed"),
+               WorkerStoreLost);
+}
+
+}  // namespace
+}  // namespace lockstep::internal
