@@ -186,9 +186,9 @@ FlatParameters::FlatParameters(std::vector<FoundParameter> found,
   }
   slice_ = round_up((count + size_ - 1) / size_, line);
   const auto storage_of = [&](int64_t elements, at::ScalarType type) {
-    return storage_over(
-        {}, static_cast<size_t>(elements) * c10::elementSize(type), unit_,
-        options_.device());
+    return storage_over({},
+                        static_cast<size_t>(elements) * c10::elementSize(type),
+                        unit_, options_.device());
   };
   compute_storage_ = storage_of(padded(), compute_dtype_);
   shard_storage_ = storage_of(slice_, dtype);

@@ -5,10 +5,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/init.h"
@@ -29,6 +31,18 @@ struct OutsideInference {
   const at::NoGradGuard no_grad{};
 };
 
+// All roots that live. The units of a model have a root each until one contains
+// the others, and share their groups of neighbours.
+struct LivingRoots {
+  std::mutex mutex{};
+  std::vector<const ShardingRoot*> all{};
+};
+
+LivingRoots& living_roots() {
+  static NoDestructor<LivingRoots> roots;
+  return *roots;
+}
+
 }  // namespace
 
 ShardingRoot::ShardingRoot(ProcessGroupPtr group,
@@ -36,7 +50,16 @@ ShardingRoot::ShardingRoot(ProcessGroupPtr group,
     : pool_(group),
       group_(std::move(group)),
       replicate_group_(std::move(replicate_group)) {
+  auto& living = living_roots();
+  const std::lock_guard lock(living.mutex);
+  living.all.push_back(this);
   if (job_heals()) on_reconfigured_.emplace([this] { begin_again(); });
+}
+
+ShardingRoot::~ShardingRoot() {
+  auto& living = living_roots();
+  const std::lock_guard lock(living.mutex);
+  std::erase(living.all, this);
 }
 
 void ShardingRoot::begin_again() {
@@ -284,6 +307,14 @@ void ShardingRoot::make_neighbours(int ranks) {
   if (ranks == 1 || size == 1 || ranks == size || neighbours_.contains(ranks)) {
     return;
   }
+  {
+    auto& living = living_roots();
+    const std::lock_guard lock(living.mutex);
+    for (const auto* root : living.all) {
+      if (root->group_ == group_) take_neighbours(*root);
+    }
+  }
+  if (neighbours_.contains(ranks)) return;
   std::vector<std::vector<int>> sets(size / ranks);
   for (int rank = 0; rank < size; ++rank) sets[rank / ranks].push_back(rank);
   auto own = split_group(sets, {.parent = group_});

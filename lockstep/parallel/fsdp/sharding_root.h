@@ -92,6 +92,9 @@ namespace lockstep::internal {
 class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
  public:
   ShardingRoot(ProcessGroupPtr group, ProcessGroupPtr replicate_group);
+  ShardingRoot(const ShardingRoot&) = delete;
+  ShardingRoot& operator=(const ShardingRoot&) = delete;
+  ~ShardingRoot();
 
   const ProcessGroupPtr& group() const { return group_; }
   // Units that contain others come after them.
@@ -100,8 +103,8 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   bool is_last(const ShardedUnit& unit) const {
     return units_.back().lock().get() == &unit;
   }
-  // Makes the groups of `ranks` neighbours, unless it has them, or they are
-  // this rank alone or the whole group. Collective.
+  // Makes the groups of `ranks` neighbours, unless a root that lives has them,
+  // or they are this rank alone or the whole group. Collective.
   void make_neighbours(int ranks);
   // Takes over those that the root of units in these ones has made.
   void take_neighbours(const ShardingRoot& other) {
