@@ -96,7 +96,7 @@ WORLD_TEST(FsdpReconfigure, InEveryDivision, 4) {
   }
 }
 
-// What this process has from the system, and memory of malloc().
+// Counts what this process has from the system, and memory of malloc().
 struct FsdpHeld {
   int descriptors = 0;
   int mappings = 0;  // shared with other processes
