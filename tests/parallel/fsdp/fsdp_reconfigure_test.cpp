@@ -10,6 +10,7 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -42,8 +43,14 @@ std::string trained(const InterruptedForm& form, const World& world, int steps,
                     const std::vector<Interruption>& interruptions,
                     const std::function<void(size_t)>& resumed = {}) {
   static int trainings = 0;
+  const auto folder = world.folder / ("training" + std::to_string(trainings++));
+  std::filesystem::create_directories(folder);
   take_host(form, world.rank, world.size);
-  auto group = init_process_group(form.backend);
+  auto group = init_process_group(
+      form.backend, {.world_size = world.size,
+                     .rank = world.rank,
+                     .store = c10::make_intrusive<c10d::FileStore>(
+                         (folder / "store").string(), world.size)});
   size_t failures = 0;
   size_t seen = 0;
   at_moment = [&](int step, char moment) {
@@ -57,8 +64,7 @@ std::string trained(const InterruptedForm& form, const World& world, int steps,
       throw RankFails();
     }
   };
-  InterruptedTraining training(
-      form, world.folder / ("training" + std::to_string(trainings++)));
+  InterruptedTraining training(form, folder / "records");
   while (true) {
     try {
       training.run(steps);

@@ -191,8 +191,7 @@ class InterruptedTraining {
     }
     if (form_.low_precision) {
       options.mp_policy = {.param_dtype = at::kBFloat16,
-                           .reduce_dtype = at::kFloat,
-                           .output_dtype = at::kFloat};
+                           .reduce_dtype = at::kFloat};
     }
     torch::manual_seed(3);
     return FullyShard<InterruptedNet>(
