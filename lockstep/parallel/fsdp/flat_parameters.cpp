@@ -157,7 +157,8 @@ FlatParameters::FlatParameters(std::vector<FoundParameter> found,
     : group_(options.group),
       unit_(unit),
       rank_(group_->rank()),
-      size_(group_->size()) {
+      size_(group_->size()),
+      may_share_(options.shared_memory) {
   const at::NoGradGuard no_grad;
   const at::Tensor first = found.front().tensor;
   options_ = first.options().requires_grad(false);
@@ -184,10 +185,15 @@ FlatParameters::FlatParameters(std::vector<FoundParameter> found,
     count += round_up(tensor.numel(), line);
   }
   slice_ = round_up((count + size_ - 1) / size_, line);
-  make_memory(options);
+  const auto storage_of = [&](int64_t elements, at::ScalarType type) {
+    return storage_over({},
+                        static_cast<size_t>(elements) * c10::elementSize(type),
+                        unit_, options_.device());
+  };
+  compute_storage_ = storage_of(padded(), compute_dtype_);
+  shard_storage_ = storage_of(slice_, dtype);
+  take_memory();
 
-  shard_storage_ =
-      storage_over(shards_, shards_.nbytes(), unit_, options_.device());
   const int64_t begin = rank_ * slice_;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& parameter = parameters_[i];
@@ -222,39 +228,63 @@ FlatParameters::FlatParameters(std::vector<FoundParameter> found,
   note_versions();
 }
 
-FlatParameters::~FlatParameters() {
+FlatParameters::~FlatParameters() { end_gather(); }
+
+void FlatParameters::end_gather() noexcept {
   if (!work_) return;
   try {
-    work_->wait();
+    std::exchange(work_, nullptr)->wait();
   } catch (const std::exception&) {  // the group failed; nothing is read
   }
 }
 
-void FlatParameters::make_memory(const FullyShardOptions& options) {
-  auto* sharing = options.shared_memory && options_.device().is_cpu() &&
-                          size_ > 1 && !group_->checks_calls()
-                      ? host_sharing(group_)
-                      : nullptr;
-  in_common_ = sharing != nullptr || size_ == 1;
-  const auto compute_options = options_.dtype(compute_dtype_);
-  if (sharing != nullptr) {
-    run_step(Call("zeros_in_common", group_, group_->timeout()), [&] {
-      flat_ = sharing->zeros_in_common(padded(), compute_options,
-                                       group_->timeout());
-    });
-  } else if (size_ == 1) {
-    flat_ = at::zeros({padded()}, compute_options);
+at::Tensor FlatParameters::make_common() const {
+  const auto options = options_.dtype(compute_dtype_);
+  if (size_ == 1) return at::zeros({padded()}, options);
+  auto* sharing =
+      may_share_ && options_.device().is_cpu() && !group_->checks_calls()
+          ? host_sharing(group_)
+          : nullptr;
+  at::Tensor flat;
+  if (sharing == nullptr) return flat;
+  run_step(Call("zeros_in_common", group_, group_->timeout()), [&] {
+    flat = sharing->zeros_in_common(padded(), options, group_->timeout());
+  });
+  return flat;
+}
+
+void FlatParameters::take_memory() {
+  auto flat = make_common();
+  const bool aliased = shards_alias();
+  flat_ = std::move(flat);
+  in_common_ = flat_.defined();
+  auto* full = compute_storage_.unsafeGetStorageImpl();
+  full->set_data_ptr_noswap(data_of(flat_, unit_, options_.device()));
+  if (in_common_) {
+    full->clear_data_ptr_access_error_msg_();
+  } else {
+    full->release_data_and_set_meta_custom_data_ptr_error_msg_(kReleased);
   }
-  compute_storage_ = storage_over(
-      flat_, static_cast<size_t>(padded()) * c10::elementSize(compute_dtype_),
-      unit_, options_.device());
-  if (!in_common_) {
-    compute_storage_.unsafeGetStorageImpl()
-        ->release_data_and_set_meta_custom_data_ptr_error_msg_(kReleased);
-  }
-  shards_ = in_common_ && flat_.dtype() == options_.dtype()
-                ? own_slice()
-                : at::zeros({slice_}, options_);
+  if (shards_.defined() && !aliased && !shards_alias()) return;
+  auto shards = shards_alias() ? own_slice() : at::zeros({slice_}, options_);
+  if (shards_.defined()) shards.copy_(shards_);
+  shards_ = std::move(shards);
+  shard_storage_.unsafeGetStorageImpl()->set_data_ptr_noswap(
+      data_of(shards_, unit_, options_.device()));
+}
+
+void FlatParameters::begin_again() {
+  const at::NoGradGuard no_grad;
+  end_gather();
+  for (auto* tensor : {&sent_, &part_, &buffer_}) tensor->reset();
+  neighbours_.reset();
+  drop_gradients();
+  for (auto& parameter : parameters_) parameter.shard.mutable_grad().reset();
+  take_clipped();
+  if (size_ > 1) take_memory();
+  refresh();
+  note_versions();
+  bar_gradients();
 }
 
 at::Tensor FlatParameters::own_slice() const {

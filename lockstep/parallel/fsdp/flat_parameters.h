@@ -49,6 +49,7 @@ class BufferPool {
   // is any.
   at::Tensor take(int64_t count, const at::TensorOptions& options);
   void give_back(at::Tensor buffer);
+  void clear() { idle_.clear(); }
 
  private:
   // A unit computes while the next one is gathered, so two are kept.
@@ -125,6 +126,11 @@ class FlatParameters {
   bool in_common() const { return in_common_; }
   // ShardedUnit::name() of its unit.
   std::string unit_name() const;
+  // After reconfigure(): drops full parameters and all gradients, and takes
+  // memory of the new generation of the group, if ranks share it. Shards keep
+  // their tensor objects and values. Collective. If it throws, it may be called
+  // again.
+  void begin_again();
 
   // ---- Full parameters ----
 
@@ -207,14 +213,25 @@ class FlatParameters {
   const Parameter* take_clipped();
 
  private:
-  void make_memory(const FullyShardOptions& options);
+  // Gives the storages their memory, and shards the values that they had.
+  void take_memory();
+  // Returns the flat tensor in memory that is in common; undefined if the full
+  // parameters are gathered. Collective.
+  at::Tensor make_common() const;
+  // Whether the shards' memory is a part of the flat tensor.
+  bool shards_alias() const {
+    return in_common_ && flat_.dtype() == options_.dtype();
+  }
   at::Tensor own_slice() const;
+  // Waits for a gather, which may fail.
+  void end_gather() noexcept;
 
   std::vector<Parameter> parameters_;
   const ProcessGroupPtr group_;
   const std::weak_ptr<ShardedUnit> unit_;
   const int rank_;
   const int size_;
+  const bool may_share_;       // FullyShardOptions::shared_memory
   at::TensorOptions options_;  // of the shards
   at::ScalarType compute_dtype_;
   at::ScalarType reduce_dtype_;

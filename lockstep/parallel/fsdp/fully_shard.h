@@ -181,7 +181,9 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   void reshard() { unit_->reshard(); }
 
   // FullyShardOptions::reshard_after_forward, of this unit and, if `recurse`,
-  // of the units in it. The same on all ranks, between two iterations.
+  // of the units in it. The same on all ranks, between two iterations; in a job
+  // that heals before HealedTraining is made, since a process that takes a
+  // place does not learn of later calls.
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
                                  bool recurse = true) {
     unit_->set_reshard_after_forward(reshard_after_forward, recurse);

@@ -79,7 +79,8 @@ struct FullyShardOptions {
   // group extends over several; then backward gathers inside the hosts. 1 is
   // false, and the group's size is true. After a forward without grad, which no
   // backward follows, N is true. The groups of neighbours are made in the first
-  // forward, and live as long as the default group.
+  // forward, in a job that heals (HealedTraining) by the constructor, and live
+  // as long as the default group.
   //
   // Has no effect if the ranks share one copy (shared_memory), or `group` has
   // one rank, which takes any N. None means true, except for the outermost

@@ -22,6 +22,7 @@
 #include "lockstep/parallel/fsdp/sharding_root.h"
 #include "lockstep/parallel/fsdp/unit_hooks.h"
 #include "lockstep/parallel/module/module_contents.h"
+#include "lockstep/worker/healing_place.h"
 
 namespace lockstep::internal {
 namespace {
@@ -65,6 +66,12 @@ void require_divisor(ReshardAfterForward reshard_after_forward,
                               "; give true, false, or a number of ranks that "
                               "divides the group's size, ",
                               size));
+}
+
+// A process that takes a place makes its groups before its first forward, and
+// all ranks must have made the same groups.
+void make_neighbours_to_heal(ShardingRoot& root, const ShardedUnit& unit) {
+  if (job_heals()) root.make_neighbours(unit.ranks_after_forward());
 }
 
 // The parts of the parameters that one FlatParameters has: all of one kind.
@@ -326,6 +333,7 @@ void ShardedUnit::adopt(
     }
   }
   for (const auto& root : roots) {
+    root_->take_neighbours(*root);
     for (const auto& unit : root->units()) {
       unit->root_ = root_;
       root_->add(unit);
@@ -333,6 +341,7 @@ void ShardedUnit::adopt(
     }
   }
   root_->add(shared_from_this());
+  if (reshard_after_forward_) make_neighbours_to_heal(*root_, *this);
 }
 
 std::string ShardedUnit::name() const {
@@ -357,6 +366,7 @@ void ShardedUnit::set_reshard_after_forward(
     ReshardAfterForward reshard_after_forward, bool recurse) {
   require_divisor(reshard_after_forward, options_.group);
   reshard_after_forward_ = reshard_after_forward;
+  make_neighbours_to_heal(*root_, *this);
   if (!recurse) return;
   for (const auto& nested : nested_) {
     if (const auto unit = nested.lock()) {

@@ -5,14 +5,18 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/no_destructor.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/training_counters.h"
 
 namespace lockstep::internal {
@@ -27,7 +31,63 @@ struct OutsideInference {
   const at::NoGradGuard no_grad{};
 };
 
+// All roots that live. The units of a model have a root each until one contains
+// the others, and share their groups of neighbours.
+struct LivingRoots {
+  std::mutex mutex{};
+  std::vector<const ShardingRoot*> all{};
+};
+
+LivingRoots& living_roots() {
+  static NoDestructor<LivingRoots> roots;
+  return *roots;
+}
+
 }  // namespace
+
+ShardingRoot::ShardingRoot(ProcessGroupPtr group,
+                           ProcessGroupPtr replicate_group)
+    : pool_(group),
+      group_(std::move(group)),
+      replicate_group_(std::move(replicate_group)) {
+  auto& living = living_roots();
+  const std::lock_guard lock(living.mutex);
+  living.all.push_back(this);
+  if (job_heals()) on_reconfigured_.emplace([this] { begin_again(); });
+}
+
+ShardingRoot::~ShardingRoot() {
+  auto& living = living_roots();
+  const std::lock_guard lock(living.mutex);
+  std::erase(living.all, this);
+}
+
+void ShardingRoot::begin_again() {
+  const UserFunction function("HealedTraining");
+  const OutsideInference training;
+  if (reduction_) reduction_->abandon();
+  reduction_.reset();
+  pool_.clear();
+  prepared_.clear();
+  reductions_ = 0;
+  barrier_.reset();
+  used_board_.reset();
+  used_turn_ = 0;
+  order_in_group_.clear();
+  order_in_replicas_.clear();
+  // A new process does not know it, and would gather in another order.
+  order_.clear();
+  begun_.clear();
+  ended_.clear();
+  depth_ = 0;
+  found_write_ = found_stray_ = keeps_gradients_ = false;
+  phase_ = Phase::quiet;
+  for (const auto& unit : units()) {
+    unit->held = unit->in_backward = unit->entered = false;
+    unit->running = 0;
+    for (const auto& flat : unit->flats()) flat->begin_again();
+  }
+}
 
 std::vector<std::shared_ptr<ShardedUnit>> ShardingRoot::units() const {
   std::vector<std::shared_ptr<ShardedUnit>> alive;
@@ -242,10 +302,19 @@ void ShardingRoot::require_same_trained(
   throw c10::DistBackendError("FullyShard: " + *found);
 }
 
-// Collective. There are as many neighbours as `ranks` says.
 void ShardingRoot::make_neighbours(int ranks) {
   const int size = group_->size();
-  if (ranks == 1 || ranks == size || neighbours_.contains(ranks)) return;
+  if (ranks == 1 || size == 1 || ranks == size || neighbours_.contains(ranks)) {
+    return;
+  }
+  {
+    auto& living = living_roots();
+    const std::lock_guard lock(living.mutex);
+    for (const auto* root : living.all) {
+      if (root->group_ == group_) take_neighbours(*root);
+    }
+  }
+  if (neighbours_.contains(ranks)) return;
   std::vector<std::vector<int>> sets(size / ranks);
   for (int rank = 0; rank < size; ++rank) sets[rank / ranks].push_back(rank);
   auto own = split_group(sets, {.parent = group_});

@@ -11,6 +11,7 @@
 
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/shard_reduction.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
@@ -90,10 +91,10 @@ namespace lockstep::internal {
 // Threads: one at a time.
 class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
  public:
-  ShardingRoot(ProcessGroupPtr group, ProcessGroupPtr replicate_group)
-      : pool_(group),
-        group_(std::move(group)),
-        replicate_group_(std::move(replicate_group)) {}
+  ShardingRoot(ProcessGroupPtr group, ProcessGroupPtr replicate_group);
+  ShardingRoot(const ShardingRoot&) = delete;
+  ShardingRoot& operator=(const ShardingRoot&) = delete;
+  ~ShardingRoot();
 
   const ProcessGroupPtr& group() const { return group_; }
   // Units that contain others come after them.
@@ -101,6 +102,13 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   std::vector<std::shared_ptr<ShardedUnit>> units() const;
   bool is_last(const ShardedUnit& unit) const {
     return units_.back().lock().get() == &unit;
+  }
+  // Makes the groups of `ranks` neighbours, unless a root that lives has them,
+  // or they are this rank alone or the whole group. Collective.
+  void make_neighbours(int ranks);
+  // Takes over those that the root of units in these ones has made.
+  void take_neighbours(const ShardingRoot& other) {
+    neighbours_.insert(other.neighbours_.begin(), other.neighbours_.end());
   }
 
   // begin_forward() returns a call if grad mode is on. `has_graph`: whether a
@@ -153,7 +161,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // parameters. Collective.
   void require_same_trained(
       const std::vector<std::shared_ptr<ShardedUnit>>& units);
-  void make_neighbours(int ranks);
+  // After reconfigure(): gives up what the ranks had begun, and makes anew what
+  // belongs to one generation of the groups. Collective.
+  void begin_again();
   void barrier();
   void gather(ShardedUnit& unit);
   void prefetch(ShardedUnit& unit);
@@ -230,6 +240,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   std::vector<ShardedUnit*> order_;
   std::vector<ShardedUnit*> begun_;
   std::vector<ShardedUnit*> ended_;
+
+  // If the training can be healed.
+  std::optional<OnReconfigured> on_reconfigured_{};
 };
 
 }  // namespace lockstep::internal
