@@ -191,13 +191,10 @@ DdpState::DdpState(torch::nn::Module& module,
 
 // Makes everything that belonged to the ranks' last generation anew, as the
 // constructor did: a new process has made it so, too. The ranks have the same
-// parameters and buffers by now. Collective.
+// parameters and buffers by now. A sharded optimizer divides the new reducer's
+// gradients afterwards, as its constructor did. Collective.
 void DdpState::begin_again() {
   const UserFunction function("HealedTraining");
-  if (gate_) {
-    throw std::logic_error(
-        "DistributedDataParallel: a sharded optimizer cannot be healed");
-  }
   while (low_ && low_->is_low()) low_->restore();
   // The order of the buckets decides in which order Gloo adds, so a rank that
   // knows it tells the others.

@@ -21,6 +21,7 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/fsdp/unit_hooks.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
@@ -31,6 +32,7 @@
 #include "lockstep/state/digest.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
+#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/training_counters.h"
 
 namespace lockstep {
@@ -130,6 +132,7 @@ class Pipeline::State {
     std::map<std::pair<int, int>, Chunk> chunks{};
   };
 
+  void begin_again();
   void check_stages() const;
   void agree(std::exception_ptr problem) const;
   void attach_layouts();
@@ -169,6 +172,8 @@ class Pipeline::State {
   Tensors parameters_;  // of the stages of this rank, each once
   std::map<std::vector<int64_t>, int64_t> known_shapes_;
   std::map<std::vector<int64_t>, int64_t> known_forms_;
+  // If the training can be healed.
+  std::optional<internal::OnReconfigured> on_reconfigured_{};
 };
 
 Pipeline::State::State(std::vector<PipelineStage> stages,
@@ -210,6 +215,20 @@ Pipeline::State::State(std::vector<PipelineStage> stages,
   messages_.emplace(group_, facts_.micro_batches);
   tied_->share_values();
   attach_layouts();
+  if (internal::job_heals())
+    on_reconfigured_.emplace([this] { begin_again(); });
+}
+
+// Forgets what the ranks have told each other, which a process that has taken a
+// place does not know, and the messages and gradients of a step that was
+// interrupted.
+void Pipeline::State::begin_again() {
+  messages_.emplace(group_, facts_.micro_batches);
+  known_shapes_.clear();
+  known_forms_.clear();
+  std::vector<PipelineStage> stages;
+  for (const auto& [index, stage] : stages_) stages.push_back(stage);
+  tied_.emplace(options_.tied_weights, stages, facts_.rank_of_stage, group_);
 }
 
 void Pipeline::State::check_stages() const {

@@ -13,6 +13,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/worker/healing_place.h"
 
 namespace lockstep {
 
@@ -117,6 +118,13 @@ std::vector<int64_t> balanced_begins(const torch::nn::Sequential& whole,
                                      const at::Tensor& input, int stages,
                                      const ProcessGroupPtr& group) {
   const auto ranks = internal::group_or_default(group);
+  if (internal::job_heals() && ranks->size() > 1) {
+    throw std::invalid_argument(
+        "balanced_begins: the job heals, and a process that takes the place of "
+        "a rank that died cannot measure as the first one did, so its stages "
+        "could be others; measure once with measured_costs(), and give the "
+        "numbers to balanced_begins(costs, stages)");
+  }
   if (stages < 1 || whole->size() < static_cast<size_t>(stages)) {
     throw std::invalid_argument(c10::str(whole->size(), " children cannot be ",
                                          "divided into ", stages, " stages"));

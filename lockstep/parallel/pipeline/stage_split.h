@@ -33,7 +33,9 @@ std::vector<double> measured_costs(const torch::nn::Sequential& whole,
                                    const at::Tensor& input);
 
 // Balances by costs that the first rank of the group measures. Collective; all
-// ranks get the same. Null means the default group.
+// ranks get the same. Null means the default group. Throws
+// std::invalid_argument in a job that heals (healed_training.h), because a
+// process that takes the place of a rank would measure something else.
 std::vector<int64_t> balanced_begins(const torch::nn::Sequential& whole,
                                      const at::Tensor& input, int stages,
                                      const ProcessGroupPtr& group = {});

@@ -17,6 +17,7 @@
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
+#include "lockstep/worker/healing_place.h"
 
 namespace lockstep::internal {
 namespace {
@@ -104,7 +105,21 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
   }
   for (const auto& group : *groups) take_group(group);
   adopt_groups();
+  if (options_.shared_parameters) share_parameters();
   if (ddp) bind(*ddp);
+  if (job_heals()) on_reconfigured_.emplace([this] { begin_again(); });
+}
+
+// Makes what belonged to the ranks' last generation again. The wrapper has made
+// its reducer again before, because it is older. Collective.
+void ShardedOptimizer::begin_again() {
+  const UserFunction function("HealedTraining");
+  gather_.reset();
+  for (const auto& piece : pieces_) {
+    if (piece) piece->drop_gradient();
+  }
+  if (shared_) share_parameters();
+  if (const auto ddp = ddp_.lock()) bind(**ddp);
 }
 
 void ShardedOptimizer::bind(DdpState& ddp) {
@@ -112,7 +127,6 @@ void ShardedOptimizer::bind(DdpState& ddp) {
   for (const Ranges& ranges : ranges_) {
     owned.push_back(ranges[static_cast<size_t>(group_->rank())]);
   }
-  if (options_.shared_parameters) share_parameters();
   const std::weak_ptr<ShardedOptimizer*> self = self_;
   ddp.reducer().shard(std::move(owned), [self](size_t parameter) {
     const auto alive = self.lock();
@@ -120,7 +134,9 @@ void ShardedOptimizer::bind(DdpState& ddp) {
   });
   // A gate also keeps the set of trained parameters, and with it the partition,
   // as it is.
-  ddp.set_forward_gate([shared = shared_] {
+  auto wrapper = std::make_shared<DdpState*>(&ddp);
+  ddp_ = wrapper;
+  ddp.set_forward_gate([shared = shared_, wrapper = std::move(wrapper)] {
     if (shared) shared->wait();
   });
   if (options_.step_in_backward) {

@@ -15,6 +15,7 @@
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/parallel/zero/partition.h"
@@ -95,6 +96,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   };
 
   void bind(DdpState& ddp);
+  void begin_again();
   void share_parameters();
   void register_parameters(const std::vector<at::Tensor>& parameters);
   void take_group(const torch::optim::OptimizerParamGroup& group);
@@ -144,6 +146,10 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   std::optional<OptimizerState> state_dict_;
   // For the callbacks in DDP: expired when this object is gone.
   std::shared_ptr<ShardedOptimizer*> self_;
+  // The wrapper: expired when it is gone, because only its gate owns this.
+  std::weak_ptr<DdpState*> ddp_;
+  // If the training can be healed.
+  std::optional<OnReconfigured> on_reconfigured_{};
 };
 
 }  // namespace lockstep::internal

@@ -14,6 +14,7 @@
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/parallel/zero/partition.h"
 #include "lockstep/trace/span.h"
 
@@ -187,9 +188,9 @@ void ParameterGather::run() {
 
 SharedParameters::SharedParameters(const std::vector<at::Tensor>& parameters,
                                    const ProcessGroupPtr& group)
-    : group_(group) {
+    : group_(group), generation_(inside(group).flight()) {
   const at::NoGradGuard no_grad;
-  if (group->size() == 1) return;
+  if (group->size() == 1 || inside(group).is_apart()) return;
   std::vector<int64_t> offsets;
   int64_t bytes = 0;
   for (const at::Tensor& parameter : parameters) {
@@ -256,7 +257,7 @@ void SharedParameters::end_step() {
 }
 
 void SharedParameters::wait() {
-  if (!barrier_) return;
+  if (!barrier_ || generation_.lock() != inside(group_).flight()) return;
   Span span("zero", "wait");
   const auto begun = Deadline::after(group_->timeout());
   try {

@@ -11,6 +11,8 @@
 
 namespace lockstep::internal {
 
+class FlightRecorder;
+
 // Gives every rank the elements that the others have stepped.
 //
 // Cut parameters are gathered in place, by one all_gather each. Whole
@@ -79,7 +81,9 @@ class SharedParameters {
   // Collective. Moves `parameters`, which must be the same on all ranks, into
   // shared memory, where they get rank 0's values; the memory lives as long as
   // any of them. Throws std::invalid_argument, on all ranks, if the group has
-  // no such memory or a parameter cannot be moved there.
+  // no such memory or a parameter cannot be moved there. As long as the group
+  // is apart (comm/reconfigure.h) they stay where they are: make this object
+  // again when it is not.
   SharedParameters(const std::vector<at::Tensor>& parameters,
                    const ProcessGroupPtr& group);
 
@@ -90,12 +94,14 @@ class SharedParameters {
   // after their wait(). Does not block.
   void end_step();
   // Waits until every rank's step has ended. Returns at once if no step is
-  // running.
+  // running, or if the group was made again since: the step that a rank died in
+  // does not end.
   void wait();
 
  private:
   ProcessGroupPtr group_;
-  std::unique_ptr<SplitBarrier> barrier_;  // null if this rank is alone
+  std::weak_ptr<FlightRecorder> generation_;  // each has a record of its own
+  std::unique_ptr<SplitBarrier> barrier_;     // null if nothing is shared
 };
 
 }  // namespace lockstep::internal
