@@ -355,6 +355,19 @@ std::map<std::string, ItemState> items_for_file(const TrainingState& state,
   return items;
 }
 
+std::unique_ptr<PreparedOptimizer> prepare_shards(OptimizerShards& optimizer,
+                                                  OptimizerState state) {
+  const auto parts = optimizer.shards().parts;
+  OptimizerState local;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const auto found = state.state.find(parts[part].parameter);
+    if (found == state.state.end()) continue;
+    local.state[static_cast<int64_t>(part)] = std::move(found->second);
+  }
+  state.state.clear();
+  return optimizer.prepare_load(state, local);
+}
+
 void restore_numbers(const Snapshot& saved, TrainingState& state,
                      std::vector<std::string>& not_restored) {
   const auto restore = [&](const char* name, const auto& from, auto& to,
@@ -385,10 +398,14 @@ std::function<void()> prepare_item(const TrainingState& state,
     if (!item.optimizer()) return item.prepare_load(saved);
     const OptimizerShards::State own = optimizer_state_of(*item.optimizer());
     const auto& module = module_of_optimizer(state, name, own);
-    const auto load = std::make_shared<OptimizerLoad>(
-        *item.optimizer(),
-        optimizer_state_for(saved, own.groups, named_groups(own, module),
-                            names_of(own, module)));
+    OptimizerState by_number = optimizer_state_for(
+        saved, own.groups, named_groups(own, module), names_of(own, module));
+    std::shared_ptr<PreparedOptimizer> load;
+    if (auto* sharded = dynamic_cast<OptimizerShards*>(item.optimizer())) {
+      load = prepare_shards(*sharded, std::move(by_number));
+    } else {
+      load = std::make_shared<OptimizerLoad>(*item.optimizer(), by_number);
+    }
     return [load] { load->apply(); };
   } catch (const std::runtime_error& error) {
     refuse_item(name, error.what());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -46,10 +47,16 @@ StateTree values_of_groups(const std::vector<NamedGroup>& groups,
 std::vector<NamedGroup> groups_of_values(const StateTree& values);
 std::optional<int64_t> averager_step_of(const StateTree& values);
 
-// Returns what a file holds of the items, which must not be divided over ranks;
-// without `objects`, only of those that are modules and optimizers.
+// Returns what a file holds of the items; without `objects`, only of those that
+// are modules and optimizers. Of what is divided over ranks it is this rank's
+// part, which files refuse.
 std::map<std::string, ItemState> items_for_file(const TrainingState& state,
                                                 bool objects);
+
+// Makes every check for restoring a sharded optimizer from this rank's part of
+// its state, which is by the parameters' numbers. Throws std::invalid_argument.
+std::unique_ptr<PreparedOptimizer> prepare_shards(OptimizerShards& optimizer,
+                                                  OptimizerState state);
 
 // Sets the numbers of `state` to those that were saved. Adds the names of those
 // that the file lacks, which stay as they are, to `not_restored`.

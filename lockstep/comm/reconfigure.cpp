@@ -288,6 +288,11 @@ OnReconfigured::~OnReconfigured() {
   });
 }
 
+int objects_to_reconfigure() {
+  const std::lock_guard lock(functions_mutex());
+  return static_cast<int>(functions().size());
+}
+
 void run_reconfigured() {
   std::unique_lock lock(functions_mutex());
   const auto all = functions();

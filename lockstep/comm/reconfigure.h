@@ -82,6 +82,9 @@ class OnReconfigured {
   std::shared_ptr<std::function<void()>> function_;
 };
 
+// Returns how many OnReconfigured live.
+int objects_to_reconfigure();
+
 // Calls the functions of all OnReconfigured that live, in the order in which
 // they were made, which is the same on all ranks. After reconfigure(), once the
 // ranks have the same state; the functions may make collectives.

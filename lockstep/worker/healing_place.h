@@ -28,7 +28,8 @@
 //                                      and its inode, "9:123456"
 //   on the standby socket (standby_place.h), from the worker
 //                 "heals"              its training can be healed from now on
-//                 "heals no more"      its training has ended
+//                 "heals no more"      its training has ended, or cannot be
+//                                      healed any more
 //   in the workers' store, written by the agents
 //                 heal/A/generation/G  why generation G of attempt A begins, in
 //                                      one line: "rank 1 failed: killed by
@@ -67,8 +68,8 @@ std::string training_ended_key();
 FileDescriptor take_place_memory();
 
 // Says that this worker's training can be healed from now on, or that it has
-// ended. Does nothing in a process that is not a worker of a launch with
-// standby processes.
+// ended or cannot be healed any more. Does nothing in a process that is not a
+// worker of a launch with standby processes.
 void tell_agent_heals(bool heals);
 
 // ---- The agent's side ----

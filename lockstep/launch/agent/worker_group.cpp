@@ -277,7 +277,9 @@ std::optional<std::string> WorkerGroup::why_not_healed() {
     const Worker& worker = workers_[at];
     const std::string rank =
         "rank " + std::to_string(first_rank_ + static_cast<int>(at));
-    if (worker.ended_training) return rank + " has ended its training";
+    if (worker.ended_training) {
+      return rank + " has ended its training, or cannot be healed any more";
+    }
     if (!worker.heals) {
       return rank + " has not said that its training can be healed";
     }

@@ -9,14 +9,18 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/number_list.h"
 #include "lockstep/checkpoint/loop_state.h"
+#include "lockstep/checkpoint/optimizer_interfaces.h"
+#include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/state_items.h"
@@ -31,6 +35,7 @@
 #include "lockstep/comm/reconfigure.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/healing/place_record.h"
+#include "lockstep/parallel/healing/state_records.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/healing_place.h"
@@ -39,7 +44,9 @@ namespace lockstep {
 namespace {
 
 using internal::Deadline;
+using internal::FileDescriptor;
 using internal::PlaceRecord;
+using internal::StateRecords;
 using Clock = std::chrono::steady_clock;
 
 // How long a rank whose group failed waits for the launcher to say that a rank
@@ -49,6 +56,10 @@ constexpr std::chrono::seconds kReplacedWithin{60};
 constexpr std::chrono::seconds kLearnedWithin{10};
 // How long the launcher's store may take for an answer.
 constexpr std::chrono::milliseconds kStoreTimeout{5000};
+
+// One slot of the place's memory is being written while the other two are
+// whole. StateRecords has the next.
+constexpr size_t kRecords = 3;
 
 // A newer generation was announced while this rank made its groups for another.
 struct Superseded {};
@@ -69,13 +80,19 @@ class HealedTraining::Work {
     }
     store_ =
         c10::make_intrusive<internal::LauncherStore>(*socket, kStoreTimeout);
-    record_.emplace(internal::take_place_memory(), record_bytes());
+    memory_ = internal::take_place_memory();
+    record_.emplace(memory_, 0, kRecords);
     take_top();
+    after_ = numbers();
     if (internal::groups_are_apart()) {
+      states_.emplace(memory_, kRecords, state_);
       generation_ = internal::generation_joined() - 1;
       joins_ = true;
       meet(Clock::now(), nullptr);
       joins_ = false;
+    } else if (is_divided_anywhere()) {
+      states_.emplace(memory_, kRecords, state_);
+      states_->write(steps_);
     }
     internal::tell_agent_heals(true);
   }
@@ -110,16 +127,21 @@ class HealedTraining::Work {
       update();
       return;
     }
+    const LoopNumbers before = numbers();
     run_unit([&] {
+      // If the update was interrupted, the numbers were perhaps counted.
+      set_numbers(before);
       write_record(steps_, Moment::begun);
       compute();
-      write_record(steps_ + 1, Moment::computed);
+      if (!states_) write_record(steps_ + 1, Moment::computed);
       require_same_place();
       is_whole_ = false;
       update();
+      if (states_) states_->write(steps_ + 1);
       is_whole_ = true;
       ++steps_;
-      after_ = numbers();
+      before_ = std::exchange(after_, numbers());
+      may_go_back_ = states_.has_value();
     });
   }
 
@@ -143,12 +165,16 @@ class HealedTraining::Work {
   // rank has taken.
   template <class Unit>
   void run_unit(const Unit& unit) {
-    while (true) {
+    call_ends_ = units_ + 1;
+    while (units_ < call_ends_) {
       if (units_ < passed_over_) return pass_over();
       try {
         unit();
         ++units_;
-        return;
+        // No rank goes on before all have a record of the new state. If one is
+        // lost here, the ranks agree by healing.
+        if (may_go_back_) require_same_place();
+        may_go_back_ = false;
       } catch (...) {
         heal(std::current_exception());
       }
@@ -157,8 +183,15 @@ class HealedTraining::Work {
 
   void pass_over() {
     ++units_;
-    state_.epochs_run = after_.epochs_run;
-    state_.step = after_.step;
+    set_numbers(after_);
+  }
+
+  // Collective. Returns whether the state of any rank is divided.
+  bool is_divided_anywhere() const {
+    auto divided = at::full({1}, internal::is_divided(state_) ? 1 : 0,
+                            at::TensorOptions(at::kLong));
+    all_reduce(divided, {.op = ReduceOp::MAX});
+    return divided.item<int64_t>() != 0;
   }
 
   // Throws std::logic_error if the ranks have come to different places of the
@@ -204,7 +237,8 @@ class HealedTraining::Work {
   }
 
   // A record holds, in this order: whether the step was only begun, or
-  // also computed; generators; buffers.
+  // also computed; generators; buffers. If the training is divided, there are
+  // only those of steps that were begun; states_ has all else.
   enum class Moment : int64_t { begun, computed };
 
   std::vector<at::Tensor> recorded() const {
@@ -215,12 +249,6 @@ class HealedTraining::Work {
       all.insert(all.end(), buffers.begin(), buffers.end());
     }
     return all;
-  }
-
-  size_t record_bytes() const {
-    size_t bytes = sizeof(Moment);
-    for (const auto& tensor : recorded()) bytes += tensor.nbytes();
-    return bytes;
   }
 
   void write_record(int64_t steps, Moment moment) {
@@ -239,6 +267,15 @@ class HealedTraining::Work {
   bool read_record() {
     const auto record = record_->read(steps_);
     if (!record) return false;
+    size_t bytes = sizeof(Moment);
+    for (const auto& tensor : recorded()) bytes += tensor.nbytes();
+    if (record->size() != bytes) {
+      throw std::runtime_error(
+          "HealedTraining: the process before in this rank's place had other "
+          "buffers in its module: " +
+          std::to_string(record->size()) + " bytes with the generators, not " +
+          std::to_string(bytes) + "; all processes must make the same module");
+    }
     const std::byte* from = record->data() + sizeof(Moment);
     const auto take = [&](const at::Tensor& like) {
       auto saved = at::empty(like.sizes(), like.options().device(at::kCPU));
@@ -272,6 +309,10 @@ class HealedTraining::Work {
   }
 
   LoopNumbers numbers() const { return {state_.epochs_run, state_.step}; }
+  void set_numbers(const LoopNumbers& numbers) {
+    state_.epochs_run = numbers.epochs_run;
+    state_.step = numbers.step;
+  }
 
   void take_top() {
     top_ = numbers();
@@ -284,29 +325,25 @@ class HealedTraining::Work {
 
   // ---- Healing ----
 
-  // Throws std::invalid_argument if a part of the training has no copy in
-  // memory when a rank dies.
+  // Throws std::invalid_argument if a part of the training cannot be healed.
   void require_healable() const {
     const auto refuse = [](const std::string& what) {
       throw std::invalid_argument(
           "HealedTraining: " + what +
-          ", and with `lockstep run --heal` each rank must have the whole "
-          "state; leave out --heal, so that all ranks are restarted");
+          ", which cannot be healed; leave out --heal, so that all ranks are "
+          "restarted");
     };
     if (!supports_reconfigure()) {
       refuse("the backend of the default group cannot be made again");
     }
+    // Objects whose communication does not survive reconfigure() yet.
     const auto look = [&](const torch::nn::Module& module) {
       for (const auto& parameter : module.named_parameters()) {
-        if (internal::layout_of(parameter.value()) != nullptr) {
+        const auto* layout = internal::layout_of(parameter.value());
+        if (layout != nullptr && !layout->own_in) {
           refuse("the parameter " + parameter.key() +
                  " is divided over the ranks");
         }
-      }
-    };
-    const auto look_at = [&](const torch::optim::Optimizer* optimizer) {
-      if (dynamic_cast<const internal::OptimizerShards*>(optimizer)) {
-        refuse("the optimizer's state is divided over the ranks");
       }
     };
     if (!state_.model) {
@@ -314,13 +351,11 @@ class HealedTraining::Work {
           "HealedTraining: TrainingState.model is not set");
     }
     look(*state_.model);
-    look_at(state_.optimizer);
     bool has_sampler = false;
     for (const auto& [name, item] : state_.items) {
       if (item.module()) look(*item.module());
-      look_at(item.optimizer());
-      if (item.is_per_rank()) {
-        refuse("each rank has its own state of the item \"" + name + "\"");
+      if (item.is_sampler() && item.is_per_rank()) {
+        refuse("each rank has its own state of the sampler \"" + name + "\"");
       }
       has_sampler = has_sampler || item.is_sampler();
     }
@@ -330,6 +365,14 @@ class HealedTraining::Work {
           "takes another's place would not know which samples come next; add "
           "{\"sampler\", sampler}");
     }
+  }
+
+  // Throws on all ranks, each of which has found this, so that the launcher
+  // restarts them at once and heals no more.
+  [[noreturn]] static void give_up(const std::string& why) {
+    internal::tell_agent_heals(false);
+    throw std::runtime_error("HealedTraining: " + why +
+                             "; all ranks begin again from the last snapshot");
   }
 
   // Goes on after the group of this rank failed, or throws `failure`.
@@ -411,6 +454,9 @@ class HealedTraining::Work {
             {"whole", is_whole_ && !joins_},
             {"steps", steps_},
             {"units", units_},
+            {"divided", states_.has_value() && !joins_},
+            {"records", usable_records()},
+            {"objects", internal::objects_to_reconfigure()},
             {"iteration", iteration_},
             {"top_units", top_units_},
             {"top", {top_.epochs_run, top_.step}},
@@ -419,29 +465,68 @@ class HealedTraining::Work {
             {"samplers", std::move(samplers)}};
   }
 
-  // Collective over the new generation: decides whose state counts, and gives
-  // it to the ranks that need it.
+  // Collective over the new generation: decides which state counts, and lets
+  // each rank have it.
   void agree(Clock::time_point began, const std::string& cause) {
     const auto all = all_gather_object(status());
-    const int rank = get_rank();
-    const auto place = [](const Status& one) {
-      return std::pair(one.at("steps").get<int64_t>(),
-                       one.at("units").get<int64_t>());
-    };
-    std::optional<size_t> source;
+    require_same_objects(all);
     Healing healing{.cause = cause};
     for (size_t r = 0; r < all.size(); ++r) {
       if (all[r].at("joins").get<bool>()) {
         healing.replaced.push_back(static_cast<int>(r));
       }
+    }
+    const bool divided = std::ranges::any_of(
+        all, [](const Status& one) { return one.at("divided").get<bool>(); });
+    if (!divided) states_.reset();
+    std::exception_ptr failure;
+    if (divided) {
+      return_to_record(all, healing, failure);
+    } else {
+      share_state(all, healing);
+    }
+    is_whole_ = true;
+    may_go_back_ = false;
+    drop_gradients();
+    if (!failure) take_own_record(failure);
+    require_same_state(failure);
+    internal::run_reconfigured();
+    healing.took = std::chrono::duration_cast<std::chrono::microseconds>(
+        Clock::now() - began);
+    tell(healing);
+    healings_.push_back(std::move(healing));
+  }
+
+  // Objects that make collectives would wait for ones that other ranks do not
+  // have.
+  void require_same_objects(const std::vector<Status>& all) const {
+    for (size_t r = 1; r < all.size(); ++r) {
+      const auto count = all[r].at("objects").get<int>();
+      const auto first = all[0].at("objects").get<int>();
+      if (count == first) continue;
+      give_up("rank 0 has " + std::to_string(first) +
+              " objects that make collectives (DistributedDataParallel, "
+              "SnapshotSaver and others), and rank " +
+              std::to_string(r) + " has " + std::to_string(count) +
+              "; make all of them before HealedTraining, so that a process "
+              "that takes a place makes them, too");
+    }
+  }
+
+  // The state of the rank that has come farthest becomes that of all.
+  void share_state(const std::vector<Status>& all, Healing& healing) {
+    const auto place = [](const Status& one) {
+      return std::pair(one.at("steps").get<int64_t>(),
+                       one.at("units").get<int64_t>());
+    };
+    std::optional<size_t> source;
+    for (size_t r = 0; r < all.size(); ++r) {
       if (!all[r].at("whole").get<bool>()) continue;
       if (!source || place(all[*source]) < place(all[r])) source = r;
     }
     if (!source) {
-      throw std::runtime_error(
-          "HealedTraining: no rank has a whole state any more (" + cause +
-          " while the state was being updated); all ranks begin again from the "
-          "last snapshot");
+      give_up("no rank has a whole state any more (" + healing.cause +
+              " while the state was being updated)");
     }
     const Status& from = all[*source];
     healing.state_from = static_cast<int>(*source);
@@ -449,16 +534,17 @@ class HealedTraining::Work {
       return !one.at("whole").get<bool>() ||
              one.at("steps") != from.at("steps");
     };
+    const int rank = get_rank();
     const bool takes = is_behind(all[static_cast<size_t>(rank)]);
     healing.repeated = !joins_ && !takes;
-    if (rank == static_cast<int>(*source)) {
+    if (rank == healing.state_from) {
       for (size_t r = 0; r < all.size(); ++r) {
         if (is_behind(all[r])) {
           internal::send_snapshot(without_samplers(), static_cast<int>(r));
         }
       }
     } else if (takes) {
-      take_state(internal::receive_snapshot(static_cast<int>(*source)));
+      take_state(internal::receive_snapshot(healing.state_from));
     }
     if (healing.repeated) reload_objects();
     if (joins_) take_top_of(from);
@@ -466,20 +552,73 @@ class HealedTraining::Work {
     passed_over_ = std::max(passed_over_, from.at("units").get<int64_t>());
     from.at("after").at(0).get_to(after_.epochs_run);
     from.at("after").at(1).get_to(after_.step);
-    is_whole_ = true;
-    drop_gradients();
-    if (!read_record() && joins_) {
+  }
+
+  // The steps to whose state this rank can go back: in the middle of the
+  // program only as far as that is within the call of run() in which it is.
+  std::vector<int64_t> usable_records() const {
+    if (!states_) return {};
+    auto steps = states_->steps();
+    if (joins_) return steps;
+    std::erase_if(steps, [this](int64_t one) {
+      return one > steps_ || one < steps_ - (may_go_back_ ? 1 : 0);
+    });
+    return steps;
+  }
+
+  // Each rank gets its own state again, after the last step of which all ranks
+  // have a record. `failure`: why this rank did not.
+  void return_to_record(const std::vector<Status>& all, Healing& healing,
+                        std::exception_ptr& failure) {
+    std::set<int64_t> common;
+    for (size_t r = 0; r < all.size(); ++r) {
+      const auto its = all[r].at("records").get<std::set<int64_t>>();
+      if (r == 0) common = its;
+      std::erase_if(common, [&](int64_t one) { return !its.contains(one); });
+    }
+    if (common.empty()) {
+      give_up("there is no step of whose state all ranks have a copy (" +
+              healing.cause + ")");
+    }
+    const int64_t steps = *common.rbegin();
+    const auto units_then = [&](const Status& one) {
+      return one.at("units").get<int64_t>() -
+             (one.at("steps").get<int64_t>() - steps);
+    };
+    const Status* farthest = nullptr;
+    for (const Status& one : all) {
+      if (one.at("joins").get<bool>()) continue;
+      if (!farthest || units_then(*farthest) < units_then(one)) farthest = &one;
+    }
+    healing.state_from = -1;
+    if (joins_) {
+      take_top_of(*farthest);
+    } else if (steps < steps_) {
+      --units_;
+      after_ = before_;
+    }
+    steps_ = steps;
+    passed_over_ = std::max(passed_over_, units_then(*farthest));
+    healing.repeated = !joins_ && units_ < call_ends_ && units_ >= passed_over_;
+    try {
+      const Snapshot own = states_->load(steps);
+      if (joins_) after_ = {own.epochs_run, own.step};
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+
+  // Generators and buffers become those with which this rank's step began.
+  void take_own_record(std::exception_ptr& failure) {
+    try {
+      if (read_record() || !joins_ || states_) return;
       TORCH_WARN(
-          "lockstep: the process before in the place of rank ", rank,
+          "lockstep: the process before in the place of rank ", get_rank(),
           " left no state of its random generators after step ", steps_,
           ", so this rank draws other random numbers than it would have");
+    } catch (...) {
+      failure = std::current_exception();
     }
-    require_same_state();
-    internal::run_reconfigured();
-    healing.took = std::chrono::duration_cast<std::chrono::microseconds>(
-        Clock::now() - began);
-    tell(healing);
-    healings_.push_back(std::move(healing));
   }
 
   Snapshot without_samplers() const {
@@ -492,7 +631,7 @@ class HealedTraining::Work {
   }
 
   void take_state(const Snapshot& snapshot) {
-    internal::TrainingLoad load(snapshot, state_, /*adopt=*/true);
+    internal::TrainingLoad load(snapshot, state_, /*own=*/true);
     load.apply();
     load.apply_items();
     state_.metadata = snapshot.metadata;
@@ -523,21 +662,34 @@ class HealedTraining::Work {
     units_ = from.at("top_units").get<int64_t>();
   }
 
-  // Throws on all ranks unless all have the same parameters and optimizer
-  // state. Collective.
-  void require_same_state() {
+  // Whether ranks may have different values of a parameter that is not divided.
+  bool steps_alone() const {
+    const auto alone = [](const torch::optim::Optimizer* optimizer) {
+      return optimizer && internal::has_state_of_each_rank(*optimizer);
+    };
+    return alone(state_.optimizer) ||
+           std::ranges::any_of(state_.items, [&](const auto& item) {
+             return item.second.is_per_rank() || alone(item.second.optimizer());
+           });
+  }
+
+  // Throws on all ranks unless all have taken as many steps, and have the same
+  // values of the parameters that are not divided, and of the optimizer's state
+  // if the training is not divided. `failure`: why this rank has no state; null
+  // if it has one. Collective.
+  void require_same_state(const std::exception_ptr& failure) {
     internal::Xxh3 sum;
-    const Snapshot snapshot =
-        internal::snapshot_of_training(state_, /*objects=*/false);
     const auto add = [&](const at::Tensor& tensor) {
       const auto bytes = internal::file_form(tensor);
       sum.add(bytes.data_ptr(), bytes.nbytes());
     };
     for (const auto& parameter : state_.model->parameters()) {
-      if (parameter.defined()) add(parameter.detach());
+      if (!parameter.defined() || internal::layout_of(parameter)) continue;
+      add(parameter.detach());
     }
-    if (snapshot.optimizer_state) {
-      for (const auto& [number, values] : snapshot.optimizer_state->state) {
+    if (state_.optimizer && !states_) {
+      const auto optimizer = state_dict(*state_.optimizer, *state_.model);
+      for (const auto& [number, values] : optimizer.state) {
         for (const auto& [name, value] : values) {
           if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
             add(*tensor);
@@ -546,39 +698,58 @@ class HealedTraining::Work {
       }
     }
     internal::Agreement agreement(default_group());
+    agreement.fail(failure);
     agreement.hold("the number of steps", std::to_string(steps_));
     agreement.hold("the checksum of parameters and optimizer state",
-                   internal::hex_of(sum.value()));
-    if (const auto difference = agreement.compare()) {
-      throw std::runtime_error(
-          "HealedTraining: after a rank was replaced, " + difference->words() +
-          "; all ranks begin again from the last snapshot");
+                   steps_alone() ? "" : internal::hex_of(sum.value()));
+    std::optional<internal::Agreement::Difference> difference;
+    try {
+      difference = agreement.compare();
+    } catch (const c10::DistError&) {
+      throw;  // another rank is lost
+    } catch (const std::exception&) {
+      internal::tell_agent_heals(false);
+      throw;
+    }
+    if (difference) {
+      give_up("after a rank was replaced, " + difference->words());
     }
   }
 
-  // The rank whose state counted says what has happened.
+  // One rank says what has happened.
   void tell(const Healing& healing) const {
-    if (get_rank() != healing.state_from) return;
+    const int teller = healing.state_from;
+    const bool own = teller < 0;
+    if (get_rank() != std::max(teller, 0)) return;
     TORCH_WARN("lockstep: healed in ", healing.took.count() / 1000,
                " ms: ", healing.cause, "; ",
                internal::name_numbers(
                    "rank", std::vector<size_t>(healing.replaced.begin(),
                                                healing.replaced.end())),
-               " got the state of rank ", healing.state_from, " after ", steps_,
-               " steps");
+               own ? " got the state of the process before"
+                   : " got the state of rank " + std::to_string(teller),
+               " after ", steps_, " steps");
   }
 
   TrainingState& state_;
   const int exceptions_ = std::uncaught_exceptions();
   // Null if this job does not heal; then nothing else here is used.
   c10::intrusive_ptr<internal::LauncherStore> store_{};
+  FileDescriptor memory_{};
   std::optional<PlaceRecord> record_{};
+  // Only if the training is divided; in a process that joins also until it is
+  // known whether it is.
+  std::optional<StateRecords> states_{};
   int generation_ = 0;
   bool joins_ = false;     // this process has no state yet
   bool is_whole_ = true;   // no update has been begun and not completed
   int64_t steps_ = 0;      // calls of run(compute, update), completed
   int64_t units_ = 0;      // calls of run(), completed
   int64_t iteration_ = 0;  // calls of next()
+  int64_t call_ends_ = 0;  // units_ after the call of run() in progress
+  // Whether an update of a divided training has ended, of which another rank
+  // may have no record.
+  bool may_go_back_ = false;
   // Until units_ is this, calls of run() are passed over.
   int64_t passed_over_ = 0;
   // As of the last call of next(), before it took a batch.
@@ -586,7 +757,8 @@ class HealedTraining::Work {
   LoopNumbers top_{};
   SamplerState top_sampler_state_{};
   std::map<std::string, ItemState> top_samplers_{};
-  LoopNumbers after_{};  // the last step
+  LoopNumbers after_{};   // the last step
+  LoopNumbers before_{};  // the step before it
   std::vector<Healing> healings_{};
 };
 

@@ -14,25 +14,26 @@ namespace lockstep {
 
 // A loss of ranks after which training went on.
 struct Healing {
-  std::string cause{};               // "rank 1 died: SIGKILL"
-  std::vector<int> replaced{};       // the ranks that are new processes
-  int state_from{0};                 // the rank that the others copied
+  std::string cause{};          // "rank 1 died: SIGKILL"
+  std::vector<int> replaced{};  // the ranks that are new processes
+  // The rank that the others copied; -1 if each rank has its own state again,
+  // because the training is divided.
+  int state_from{0};
   bool repeated{false};              // whether this rank does its part again
   std::chrono::microseconds took{};  // from the failure to the next attempt
 };
 
 // A training that goes on when a rank dies. Under
 //
-//   lockstep run --nproc-per-node 2 --standby 1 --heal --max-restarts 20
-//   ./train
+//   lockstep run --nproc-per-node=2 --standby=1 --heal --max-restarts=20 train
 //
 // a standby process takes the place of the rank that died. The other ranks keep
 // their processes and their memory: what they had begun is begun again, with
 // the new rank, whose state they give to it. The result is that of a training
 // in which nobody died, bit by bit.
 //
-//   lockstep::TrainingState state{.model = model.ptr(), .optimizer =
-//   &optimizer,
+//   lockstep::TrainingState state{.model = model.ptr(),
+//                                 .optimizer = &optimizer,
 //                                 .items = {{"sampler", sampler}}};
 //   lockstep::load_snapshot("snapshots/", state);
 //   lockstep::HealedTraining training(state);
@@ -71,19 +72,28 @@ struct Healing {
 //   gradients, the module's buffers and random generators, which are restored
 //   before it is called again, and nothing else. Gradients are zero when it is
 //   called again.
-// - `update` changes the state. It is called once, after all ranks have
-//   completed `compute`. Collectives in it are possible. If a rank dies in
-//   one before any other rank has completed `update`, no rank has a whole state
-//   any more: run() throws std::runtime_error on all ranks, which begin again
+// - `update` changes the state. It is called after all ranks have completed
+//   `compute`, once unless the state is taken back first. Collectives in it are
+//   possible. If a rank dies in one before any other rank has completed
+//   `update`, no rank has a whole state any more: unless the training is
+//   divided, run() throws std::runtime_error on all ranks, which begin again
 //   from the snapshot.
 // - What is printed or logged in a function is printed again with it. Random
 //   numbers are drawn in `compute`.
 // - Groups, wrappers, optimizers and a SnapshotSaver are made before this
-//   object, in the same order on all ranks, and not inside run().
+//   object, in the same order on all ranks, and not inside run(). If a new
+//   process has made another number of wrappers and savers than the others,
+//   run() throws std::runtime_error on all ranks.
 //
 // Each rank keeps a copy of its generators' states, and of the buffers that a
 // function changed, in memory that outlives its process (healing_place.h). No
-// copy of parameters or optimizer state is made as long as nobody dies.
+// copy of parameters or optimizer state is made as long as nobody dies, unless
+// the training is *divided*: a rank has state that no other rank has
+// (ZeroRedundancyOptimizer, PostLocalSGDOptimizer, set_placement(Own), items
+// that are per_rank()). Then each rank copies all its state into that memory
+// after each `update`, and run() returns when all ranks have; the memory has
+// two such copies. If a rank dies, all ranks take their copies of the last step
+// of which all have one, and do the step after it again.
 //
 // Blocking: run() and the constructor wait for the launcher's replacement of a
 // rank, 60 s at most (10 s if no rank is known to be gone), and for the other
@@ -96,9 +106,8 @@ class HealedTraining {
   // place of one that died, joins the others and takes their state.
   //
   // Throws std::invalid_argument if a group, or a part of `state`, cannot be
-  // healed: sharded parameters and optimizers (FullyShard,
-  // ZeroRedundancyOptimizer), items that are per_rank(). Without --heal nothing
-  // is checked.
+  // healed: parameters of FullyShard, tensor parallelism and pipelines,
+  // samplers that are per_rank(). Without --heal nothing is checked.
   explicit HealedTraining(TrainingState& state);
   HealedTraining(const HealedTraining&) = delete;
   HealedTraining& operator=(const HealedTraining&) = delete;
@@ -106,10 +115,9 @@ class HealedTraining {
 
   // Returns the next batch of a loop over `loader`, which begins with the first
   // call, or null at its end, to which all ranks must come; then the next call
-  // begins another loop. The batch
-  // stays valid until the next call. `loader` is a DataLoader, or has its
-  // begin() and end(). The loader's sampler must be one of
-  // TrainingState::items.
+  // begins another loop. The batch stays valid until the next call. `loader` is
+  // a DataLoader, or has its begin() and end(). The loader's sampler must be
+  // one of TrainingState::items.
   template <class Loader>
   auto next(Loader& loader) {
     using Iterator = decltype(loader.begin());

@@ -2,106 +2,148 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 
+#include "lockstep/checkpoint/sharded/checksum.h"
+
 namespace lockstep::internal {
 namespace {
 
-// One is being written while the other two are whole.
-constexpr size_t kSlots = 3;
-constexpr size_t kAlignment = 64;
+constexpr int kSlotBits = 40;
+// A chunk is still in the cache when its checksum is computed.
+constexpr size_t kChunk = size_t{128} << 10;
 
 }  // namespace
 
 // The head of a record; its bytes follow.
-struct alignas(kAlignment) PlaceRecord::Slot {
+struct alignas(64) PlaceRecord::Slot {
   // Which write of this memory has filled the slot, from 1 on; 0 if the slot is
   // empty or being written.
   std::atomic<uint64_t> written;
   int64_t steps;
   uint64_t bytes;
+  uint64_t checksum;  // XXH3 of the bytes
 };
 
-PlaceRecord::PlaceRecord(const FileDescriptor& memory, size_t most_bytes)
-    : slot_bytes_((sizeof(Slot) + most_bytes + kAlignment - 1) / kAlignment *
-                  kAlignment),
-      bytes_(kSlots * slot_bytes_) {
+PlaceRecord::PlaceRecord(const FileDescriptor& memory, size_t first,
+                         size_t slots)
+    : memory_(memory), first_(first), mappings_(slots) {
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
-  struct stat status {};
-  if (::fstat(memory.get(), &status) != 0) throw_errno("the place's memory");
-  if (status.st_size == 0) {
-    // Reserves the pages: a later write cannot fail.
-    const int error =
-        ::posix_fallocate(memory.get(), 0, static_cast<off_t>(bytes_));
-    if (error != 0) {
-      throw std::system_error(error, std::generic_category(),
-                              "HealedTraining: " + std::to_string(bytes_) +
-                                  " bytes for generators and buffers");
-    }
-  } else if (static_cast<size_t>(status.st_size) != bytes_) {
-    throw std::runtime_error(
-        "HealedTraining: the process before in this rank's place had other "
-        "buffers in its module: " +
-        std::to_string(status.st_size) + " bytes with their copies, not " +
-        std::to_string(bytes_) + "; all processes must make the same module");
-  }
-  void* mapped = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED,
-                        memory.get(), 0);
-  if (mapped == MAP_FAILED) throw_errno("mapping the place's memory");
-  data_ = static_cast<std::byte*>(mapped);
+  for (size_t i = 0; i < slots; ++i) map(i, sizeof(Slot));
 }
 
-PlaceRecord::~PlaceRecord() { ::munmap(data_, bytes_); }
+PlaceRecord::~PlaceRecord() {
+  for (const Mapping& mapping : mappings_) {
+    if (mapping.data) ::munmap(mapping.data, mapping.bytes);
+  }
+}
 
 PlaceRecord::Slot& PlaceRecord::slot(size_t index) const {
-  return *reinterpret_cast<Slot*>(data_ + index * slot_bytes_);
+  return *reinterpret_cast<Slot*>(mappings_[index].data);
+}
+
+void PlaceRecord::map(size_t index, size_t bytes) {
+  Mapping& mapping = mappings_[index];
+  if (bytes <= mapping.bytes) return;
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  bytes = (bytes + page - 1) / page * page;
+  const auto begin = static_cast<off_t>((first_ + index) << kSlotBits);
+  // Reserves the pages: a later write to them cannot fail. What they hold
+  // stays.
+  const int error =
+      ::posix_fallocate(memory_.get(), begin, static_cast<off_t>(bytes));
+  if (error != 0) {
+    throw std::system_error(error, std::generic_category(),
+                            "HealedTraining: " + std::to_string(bytes) +
+                                " bytes for a copy of this rank's state");
+  }
+  void* mapped = mapping.data ? ::mremap(mapping.data, mapping.bytes, bytes,
+                                         MREMAP_MAYMOVE)
+                              : ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                       MAP_SHARED, memory_.get(), begin);
+  if (mapped == MAP_FAILED) throw_errno("mapping the place's memory");
+  mapping = {static_cast<std::byte*>(mapped), bytes};
 }
 
 void PlaceRecord::write(int64_t steps, std::span<const Bytes> parts) {
   uint64_t last = 0;
-  Slot* oldest = &slot(0);
-  for (size_t i = 0; i < kSlots; ++i) {
-    Slot& one = slot(i);
-    last = std::max(last, one.written.load(std::memory_order_relaxed));
-    if (one.written.load(std::memory_order_relaxed) <
-        oldest->written.load(std::memory_order_relaxed)) {
-      oldest = &one;
+  size_t oldest = 0;
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    const uint64_t written = slot(i).written.load(std::memory_order_relaxed);
+    last = std::max(last, written);
+    if (written < slot(oldest).written.load(std::memory_order_relaxed)) {
+      oldest = i;
     }
   }
+  uint64_t bytes = 0;
+  for (const Bytes part : parts) bytes += part.size();
   // A process that reads this memory after this one has been killed sees the
   // stores in the order in which this one made them.
-  oldest->written.store(0, std::memory_order_relaxed);
+  slot(oldest).written.store(0, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  auto* to = reinterpret_cast<std::byte*>(oldest + 1);
-  oldest->bytes = 0;
-  for (const Bytes part : parts) {
-    if (sizeof(Slot) + oldest->bytes + part.size() > slot_bytes_) {
-      throw std::length_error("PlaceRecord: the record is too large");
+  map(oldest, sizeof(Slot) + bytes);
+  Slot& one = slot(oldest);
+  auto* to = reinterpret_cast<std::byte*>(&one + 1);
+  Xxh3 checksum;
+  for (Bytes part : parts) {
+    while (!part.empty()) {
+      const Bytes chunk = part.first(std::min(part.size(), kChunk));
+      std::memcpy(to, chunk.data(), chunk.size());
+      checksum.add(chunk.data(), chunk.size());
+      to += chunk.size();
+      part = part.subspan(chunk.size());
     }
-    std::memcpy(to + oldest->bytes, part.data(), part.size());
-    oldest->bytes += part.size();
   }
-  oldest->steps = steps;
-  oldest->written.store(last + 1, std::memory_order_release);
+  one.steps = steps;
+  one.bytes = bytes;
+  one.checksum = checksum.value();
+  one.written.store(last + 1, std::memory_order_release);
 }
 
-std::optional<PlaceRecord::Bytes> PlaceRecord::read(int64_t steps) const {
-  const Slot* newest = nullptr;
-  for (size_t i = 0; i < kSlots; ++i) {
-    const Slot& one = slot(i);
-    const uint64_t written = one.written.load(std::memory_order_acquire);
-    if (written == 0 || one.steps != steps) continue;
-    if (newest == nullptr || newest->written < written) newest = &one;
+std::optional<PlaceRecord::Bytes> PlaceRecord::read(int64_t steps) {
+  std::optional<size_t> newest;
+  uint64_t newest_written = 0;
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    const uint64_t written = slot(i).written.load(std::memory_order_acquire);
+    if (written <= newest_written || slot(i).steps != steps) continue;
+    newest = i;
+    newest_written = written;
   }
-  if (newest == nullptr) return std::nullopt;
-  return Bytes(reinterpret_cast<const std::byte*>(newest + 1), newest->bytes);
+  if (!newest) return std::nullopt;
+  map(*newest, sizeof(Slot) + slot(*newest).bytes);
+  const Slot& one = slot(*newest);
+  const Bytes bytes(reinterpret_cast<const std::byte*>(&one + 1), one.bytes);
+  if (xxh3(bytes.data(), bytes.size()) != one.checksum) {
+    throw std::runtime_error(
+        "HealedTraining: the copy of this rank's state after step " +
+        std::to_string(steps) + " does not match its checksum");
+  }
+  return bytes;
+}
+
+std::vector<int64_t> PlaceRecord::steps() const {
+  std::vector<int64_t> all;
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    if (slot(i).written.load(std::memory_order_acquire) != 0) {
+      all.push_back(slot(i).steps);
+    }
+  }
+  return all;
+}
+
+void PlaceRecord::forget_after(int64_t steps) {
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    if (slot(i).steps > steps) {
+      slot(i).written.store(0, std::memory_order_release);
+    }
+  }
 }
 
 }  // namespace lockstep::internal

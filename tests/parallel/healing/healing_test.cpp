@@ -151,6 +151,81 @@ TEST_F(Healing, InTheLastUpdate) {
             without_statistics(undisturbed.results[1]));
 }
 
+// Each rank has state that no other rank has: a part of the optimizer's state,
+// and an item. The update has collectives.
+const Arguments kDivided = {"zero=1", "own=1", "sum=1"};
+
+class DividedHealingAt : public HealingAt {};
+
+TEST_P(DividedHealingAt, RankOneDies) {
+  auto arguments = kDivided;
+  arguments.emplace_back("snapshot=5");
+  expect_same(2, "1@5:" + std::string(GetParam()), 1, arguments);
+}
+
+TEST_P(DividedHealingAt, RankZeroOfThreeDies) {
+  auto arguments = kDivided;
+  arguments.emplace_back("snapshot=5");
+  expect_same(3, "0@5:" + std::string(GetParam()), 1, arguments);
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, DividedHealingAt,
+                         ::testing::Values("next", "forward", "backward",
+                                           "computed", "update", "stepped",
+                                           "updated", "recording", "recorded",
+                                           "snapshot", "throws"),
+                         [](const auto& moment) { return moment.param; });
+
+TEST_F(Healing, DividedBeforeTheFirstStepAndInTheLast) {
+  expect_same(2, "0@0:forward,1@23:computed,1@24:recorded", 3, kDivided);
+}
+
+TEST_F(Healing, DividedOneRankAfterTheOther) {
+  expect_same(3,
+              "0@3:backward,1@4:update,2@9:recording,0@9:stepped,"
+              "2@10:recorded",
+              5, kDivided);
+}
+
+TEST_F(Healing, DividedTwoRanksAtOnce) {
+  expect_same(3, "0@5:recorded,2@5:recording", 2, kDivided);
+}
+
+TEST_F(Healing, DividedTheProcessThatTakesAPlaceDiesBeforeItHasJoined) {
+  expect_same(2, "1@5:stepped,1@0:joining", 1, kDivided);
+}
+
+TEST_F(Healing, ALayerOfEachRank) {
+  expect_same(3, "1@5:backward,0@9:update,2@12:updated", 3, {"model=experts"});
+}
+
+TEST_F(Healing, RanksThatStepAlone) {
+  expect_same(2, "1@6:backward,0@8:stepped,0@13:forward", 3, {"model=local"});
+}
+
+// Rank 0 waits in the update's collective, so no rank has a whole state.
+TEST_F(Healing, AllRestartAtOnceIfNoRankHasAWholeState) {
+  const auto healed = train("healed", 2, {"sum=1", "kill=1@5:stepped"});
+  EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_THAT(healed.ended.err,
+              HasSubstr("no rank has a whole state any more"));
+  EXPECT_THAT(healed.ended.err, HasSubstr("cannot be healed any more"));
+  EXPECT_THAT(healed.ended.err, ContainsRegex("healing 1 of 100"));
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("healing 2 of 100")));
+  EXPECT_EQ(healed.begun, 4) << healed.ended.out;
+}
+
+TEST_F(Healing, AnObjectMadeAfterItIsNamedBeforeRanksWaitForIt) {
+  const auto healed = train("healed", 2, {"late=1", "kill=1@5:forward"});
+  EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_THAT(healed.ended.err,
+              HasSubstr("rank 0 has 2 objects that make collectives "
+                        "(DistributedDataParallel, SnapshotSaver and others), "
+                        "and rank 1 has 1; make all of them before "
+                        "HealedTraining"));
+  EXPECT_EQ(healed.begun, 4) << healed.ended.out;
+}
+
 TEST_F(Healing, OneRankAfterTheOther) {
   expect_same(3, "0@3:backward,1@4:update,2@9:computed,0@9:forward", 4);
 }
@@ -210,13 +285,13 @@ TEST_F(Healing, LeavesNoDescriptorsAndMappings) {
 // of them, which LOCKSTEP_TEST_SEED chooses.
 class HealingAtRandom : public Healing {
  protected:
-  void storm(int ranks) {
+  void storm(int ranks, Arguments arguments = {}) {
     const int kills = static_cast<int>(
         get_env_int("LOCKSTEP_TEST_KILLS", 1, 500).value_or(5));
     const auto seed = static_cast<uint32_t>(
         get_env_int("LOCKSTEP_TEST_SEED", 0, 1 << 30).value_or(ranks));
-    const Arguments arguments = {"epochs=" + std::to_string(2 + kills),
-                                 "pause=2", "snapshot=7"};
+    arguments.insert(arguments.end(), {"epochs=" + std::to_string(2 + kills),
+                                       "pause=2", "snapshot=7"});
     const auto undisturbed = train("undisturbed", ranks, arguments);
     ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
     const auto folder = scratch() / "healed";
@@ -258,6 +333,7 @@ class HealingAtRandom : public Healing {
 TEST_F(HealingAtRandom, TwoRanks) { storm(2); }
 TEST_F(HealingAtRandom, ThreeRanks) { storm(3); }
 TEST_F(HealingAtRandom, FourRanks) { storm(4); }
+TEST_F(HealingAtRandom, Divided) { storm(3, kDivided); }
 
 }  // namespace
 }  // namespace lockstep::internal::testing

@@ -1,11 +1,12 @@
 // The records that a process has left in its place's memory, whenever it was
 // killed.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <new>
@@ -20,6 +21,11 @@
 namespace lockstep::internal {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::UnorderedElementsAre;
+
+const std::string kState = "a state";
+
 FileDescriptor memory() {
   return FileDescriptor(::memfd_create("place", MFD_CLOEXEC));
 }
@@ -32,7 +38,7 @@ void write(PlaceRecord& record, int64_t steps, const std::string& text) {
   record.write(steps, parts);
 }
 
-std::string read(const PlaceRecord& record, int64_t steps) {
+std::string read(PlaceRecord& record, int64_t steps) {
   const auto bytes = record.read(steps);
   if (!bytes) return "nothing";
   return {reinterpret_cast<const char*>(bytes->data()), bytes->size()};
@@ -40,7 +46,7 @@ std::string read(const PlaceRecord& record, int64_t steps) {
 
 TEST(PlaceRecord, KeepsTheLastThreeAndTheNewestOfAStep) {
   const auto place = memory();
-  PlaceRecord record(place, 100);
+  PlaceRecord record(place, 0, 3);
   EXPECT_EQ(read(record, 0), "nothing");
   write(record, 0, "begin 0");
   write(record, 1, "computed 1");
@@ -56,20 +62,72 @@ TEST(PlaceRecord, KeepsTheLastThreeAndTheNewestOfAStep) {
 TEST(PlaceRecord, IsReadByTheNextProcessOfThePlace) {
   const auto place = memory();
   {
-    PlaceRecord record(place, 100);
+    PlaceRecord record(place, 0, 3);
     write(record, 7, "seven");
   }
-  PlaceRecord record(place, 100);
+  PlaceRecord record(place, 0, 3);
   EXPECT_EQ(read(record, 7), "seven");
   write(record, 8, "eight");
   EXPECT_EQ(read(record, 7), "seven");
 }
 
-TEST(PlaceRecord, RefusesAnotherSize) {
+TEST(PlaceRecord, GrowsWithItsRecordsAndKeepsTheOthers) {
   const auto place = memory();
-  PlaceRecord record(place, 100);
-  EXPECT_THROW(PlaceRecord(place, 1000), std::runtime_error);
-  EXPECT_THROW(write(record, 0, std::string(1000, 'x')), std::length_error);
+  const std::string large(5 << 20, 'x');
+  {
+    PlaceRecord record(place, 0, 2);
+    write(record, 0, "zero");
+    write(record, 1, large);
+    EXPECT_EQ(read(record, 0), "zero");
+    EXPECT_EQ(read(record, 1), large);
+    write(record, 2, large + "y");
+    EXPECT_EQ(read(record, 1), large);
+  }
+  PlaceRecord record(place, 0, 2);
+  EXPECT_EQ(read(record, 1), large);
+  EXPECT_EQ(read(record, 2), large + "y");
+  write(record, 3, "three");
+  EXPECT_EQ(read(record, 2), large + "y");
+  EXPECT_EQ(read(record, 3), "three");
+}
+
+TEST(PlaceRecord, SharesTheMemoryWithOneOfOtherSlots) {
+  const auto place = memory();
+  PlaceRecord few(place, 0, 1);
+  PlaceRecord more(place, 1, 2);
+  write(more, 7, "more");
+  write(few, 7, "few");
+  write(few, 8, "few again");
+  EXPECT_EQ(read(few, 7), "nothing");
+  EXPECT_EQ(read(few, 8), "few again");
+  EXPECT_EQ(read(more, 7), "more");
+}
+
+// The next record takes the place of a forgotten one, not of the last good one.
+TEST(PlaceRecord, ForgetsLaterSteps) {
+  const auto place = memory();
+  PlaceRecord record(place, 0, 2);
+  write(record, 4, "four");
+  write(record, 5, "five");
+  EXPECT_THAT(record.steps(), UnorderedElementsAre(4, 5));
+  record.forget_after(4);
+  EXPECT_THAT(record.steps(), ElementsAre(4));
+  EXPECT_EQ(read(record, 5), "nothing");
+  write(record, 5, "five again");
+  EXPECT_EQ(read(record, 4), "four");
+  EXPECT_EQ(read(record, 5), "five again");
+}
+
+TEST(PlaceRecord, NoticesDamage) {
+  const auto place = memory();
+  PlaceRecord record(place, 0, 2);
+  write(record, 3, kState);
+  auto* bytes = static_cast<char*>(::mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
+                                          MAP_SHARED, place.get(), 0));
+  ASSERT_NE(bytes, MAP_FAILED);
+  *std::search(bytes, bytes + 4096, kState.begin(), kState.end()) = 'A';
+  ::munmap(bytes, 4096);
+  EXPECT_THROW(read(record, 3), std::runtime_error);
 }
 
 // A process is killed while it writes records of a step's number, repeated, as
@@ -81,7 +139,7 @@ TEST(PlaceRecord, IsWholeWheneverItsWriterIsKilled) {
   for (int round = 0; round < 20; ++round) {
     ready->store(-1);
     const auto place = memory();
-    PlaceRecord record(place, kNumbers * sizeof(int64_t));
+    PlaceRecord record(place, 0, 3);
     const pid_t child = ::fork();
     if (child == 0) {
       for (int64_t step = 0;; ++step) {

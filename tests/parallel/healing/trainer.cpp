@@ -6,15 +6,22 @@
 //   epochs=N     (2)
 //   model=KIND   mlp: batch norm and dropout; accumulate: four batches a step,
 //                of which the first three are not averaged; scaled: bfloat16
-//                with a GradScaler
+//                with a GradScaler; experts: each rank also has a layer of its
+//                own; local: ranks step alone, and average every fourth step
+//   zero=1       the optimizer is a ZeroRedundancyOptimizer
+//   own=1        an item is per_rank()
+//   sum=1        the update ends with a collective
+//   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   saves FOLDER/snapshots/ every N steps
 //   groups=1     also uses a group of each rank alone and one of all
 //   pause=MS     sleeps so long in each step, for tests that kill from outside
 //   kill=LIST    "RANK@STEP:MOMENT,...": that rank kills itself in that step,
 //                once: MOMENT is next, forward, backward, computed, update,
-//                updated, snapshot; or joining, of a process that takes a
-//                place; throws, for an exception in forward; stop, for
-//                SIGSTOP there
+//                stepped (before the update's collective), updated, snapshot;
+//                or joining, of a process that takes a place; throws, for an
+//                exception in forward; stop, for SIGSTOP there. With own=1 also
+//                recording, while the state is copied after the update, and
+//                recorded, when it has been
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/activation.h>
@@ -30,10 +37,14 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "lockstep/lockstep.h"
@@ -74,6 +85,63 @@ class Kills {
   fs::path folder_;
   std::vector<std::string> list_{};
 };
+
+// The state of each rank by itself. It sees when HealedTraining copies it.
+class OwnState {
+ public:
+  static constexpr bool state_is_per_rank = true;
+  OwnState(const Kills& kills, const TrainingState& state)
+      : kills_(kills), state_(state) {}
+
+  void update() {
+    values_ = values_ * 0.5 + at::rand({3}) + get_rank();
+    is_recorded_next_ = true;
+  }
+  void compute() { is_recorded_next_ = false; }
+
+  ItemState state_dict() const {
+    ItemState state{.values = StateTree::Dict(),
+                    .tensors = {{"values", values_}}};
+    std::get<StateTree::Dict>(state.values.value)
+        .set("rank", int64_t{get_rank()});
+    if (!is_recorded_next_) return state;
+    kills_.at(state_.step, "recording");
+    const auto gone = [this](void*) { kills_.at(state_.step, "recorded"); };
+    static float memory = 1;
+    state.tensors.emplace_back("seen", at::from_blob(&memory, {1}, gone));
+    return state;
+  }
+  void load_state_dict(const ItemState& state) {
+    for (const auto& [name, tensor] : state.tensors) {
+      if (name == "values") values_ = tensor.clone();
+    }
+    const auto* rank =
+        state.values.as<StateTree::Dict>()->find("rank")->as<int64_t>();
+    if (*rank != get_rank()) throw std::logic_error("another rank's state");
+  }
+
+ private:
+  const Kills& kills_;
+  const TrainingState& state_;
+  at::Tensor values_ = at::zeros({3});
+  bool is_recorded_next_ = false;
+};
+
+// A module of all ranks and, if wanted, one of this rank alone.
+struct NetImpl : torch::nn::Module {
+  NetImpl(torch::nn::Sequential of_all, bool with_expert)
+      : shared(register_module("shared", std::move(of_all))) {
+    if (!with_expert) return;
+    const auto name = "expert" + std::to_string(get_rank());
+    expert = register_module(name, torch::nn::Linear(4, 4));
+    for (const auto& parameter : expert->parameters()) {
+      set_placement(parameter, Own{});
+    }
+  }
+  torch::nn::Sequential shared;
+  torch::nn::Linear expert{nullptr};
+};
+TORCH_MODULE(Net);
 
 std::string checksum(const at::Tensor& tensor) {
   const auto bytes = file_form(tensor);
@@ -136,14 +204,29 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   }
 
   torch::manual_seed(1);
+  // Large enough for ZeroRedundancyOptimizer to cut them.
+  const int64_t width = number("zero", 0) != 0 ? 1024 : 32;
   torch::nn::Sequential model(
-      torch::nn::Linear(16, 32), torch::nn::BatchNorm1d(32), torch::nn::ReLU(),
-      torch::nn::Dropout(0.5), torch::nn::Linear(32, 4));
+      torch::nn::Linear(16, width), torch::nn::BatchNorm1d(width),
+      torch::nn::ReLU(), torch::nn::Dropout(0.5), torch::nn::Linear(width, 4));
   const auto data = torch::randn({192, 16});
   TensorDataset dataset(data, data.narrow(1, 0, 4).sin());
   torch::manual_seed(100 + get_rank());
   DistributedDataParallel<torch::nn::Sequential> ddp(model);
-  optim::AdamW optimizer(model->parameters(), {.lr = 0.01});
+  Net net(model, kind == "experts");
+  std::shared_ptr<torch::optim::Optimizer> made;
+  if (number("zero", 0) != 0) {
+    made = std::make_shared<ZeroRedundancyOptimizer<optim::AdamW>>(
+        net->parameters(), optim::AdamWOptions{.lr = 0.01});
+  } else {
+    made = std::make_shared<optim::AdamW>(net->parameters(),
+                                          optim::AdamWOptions{.lr = 0.01});
+  }
+  if (kind == "local") {
+    made = std::make_shared<PostLocalSGDOptimizer>(
+        made, std::make_shared<PeriodicModelAverager>());
+  }
+  torch::optim::Optimizer& optimizer = *made;
   optim::StepLR scheduler(optimizer, {.step_size = 5});
   AveragedModel<torch::nn::Sequential> average(model,
                                                {.avg_fn = get_ema_avg_fn(0.9)});
@@ -151,15 +234,19 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   GradScaler scaler({.enabled = kind == "scaled"});
   DataLoader loader(dataset, sampler, {.batch_size = 8, .num_workers = 1});
   TrainingState state{
-      .model = model.ptr(),
+      .model = net.ptr(),
       .optimizer = &optimizer,
       .scheduler = &scheduler,
       .items = {
           {"sampler", sampler}, {"average", average}, {"scaler", scaler}}};
+  OwnState own(kills, state);
+  if (number("own", 0) != 0) state.items.emplace("own", own);
   const auto snapshots = folder / "snapshots/";
   if (number("snapshot", 0) != 0) load_snapshot(snapshots, state);
   if (groups_are_apart()) kills.at(0, "joining");
   HealedTraining training(state);
+  std::optional<DistributedDataParallel<torch::nn::Sequential>> late;
+  if (number("late", 0) != 0) late.emplace(model);
   std::cout << "ready " << get_rank() << " " << getpid() << std::endl;
 
   const auto backward = [&](const auto& batch, double share) {
@@ -176,7 +263,9 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     at::Tensor loss;
     {
       const Autocast autocast(at::kCPU, at::kBFloat16, kind == "scaled");
-      loss = torch::mse_loss(ddp(input), batch.target) * share;
+      auto output = kind == "local" ? model->forward(input) : ddp(input);
+      if (net->expert) output = net->expert(output);
+      loss = torch::mse_loss(output, batch.target) * share;
     }
     scaler.scale(loss).backward();
   };
@@ -186,7 +275,13 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     scaler.update();
     scheduler.step();
     average.update_parameters(model);
+    if (state.items.contains("own")) own.update();
     ++state.step;
+    kills.at(state.step, "stepped");
+    if (number("sum", 0) != 0) {
+      auto one = at::ones({1});
+      all_reduce(one);
+    }
     kills.at(state.step, "updated");
   };
   for (int64_t epoch = state.next_epoch(); epoch < number("epochs", 2);
@@ -199,6 +294,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
           [&] {
             std::this_thread::sleep_for(
                 std::chrono::milliseconds(number("pause", 0)));
+            own.compute();
             optimizer.zero_grad();
             if (kind == "accumulate") {
               const auto no_sync = ddp.no_sync();
