@@ -7,6 +7,7 @@ backend.
 
 import atexit
 import functools
+import os
 import sys
 import warnings
 
@@ -40,7 +41,21 @@ def _create(kind, options, backend_options):
     if backend_options is not None:
         raise TypeError(f"pg_options is {backend_options!r}; the backends of "
                         "lockstep have no options: leave it out")
-    return _extension().create(options, kind)
+    backend = _extension().create(options, kind)
+    _lend_memory_to_reducers()
+    return backend
+
+
+def _lend_memory_to_reducers():
+    """Lets DistributedDataParallel ask the backend for the memory of its buckets.
+
+    torch 2.13 does so if this variable is "0". With GPUs it would ask NCCL, too,
+    so there the variable is left to the user.
+    """
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
 
 
 def _mismatch():

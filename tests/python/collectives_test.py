@@ -296,6 +296,26 @@ def equal(one, other):
     return one == other
 
 
+def in_shared_memory(tensor):
+    """Whether the tensor lies in memory that the ranks share."""
+    at = tensor.data_ptr()
+    for line in open("/proc/self/maps"):
+        begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+        if begin <= at < end:
+            return "/memfd:lockstep" in line
+    return False
+
+
+def buckets_of_ddp(group):
+    """The gradients of DistributedDataParallel lie in the group's memory."""
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Linear(100, 100), process_group=group,
+        gradient_as_bucket_view=True)
+    for _ in range(3):  # the second step makes the buckets again
+        model(torch.ones(1, 100)).sum().backward()
+        assert in_shared_memory(model.module.weight.grad)
+
+
 def beyond_gloo(group, rank, size):
     """What only Lockstep has."""
     mean = torch.full((3,), float(rank))
@@ -325,6 +345,9 @@ def beyond_gloo(group, rank, size):
     short = torch.full((3,), rank, dtype=torch.int16)
     dist.broadcast(short, size - 1, group=group)
     assert short.eq(size - 1).all(), short
+    cpu = torch.device("cpu")
+    if group._get_backend(cpu).supports_tensor_alloc(cpu):  # not with DETAIL
+        buckets_of_ddp(group)
     # torch.distributed.split_group() wants an accelerator.
     part = group.split_group(list(range(max(1, size - 1))),
                              group_name="part", group_desc="a part")
