@@ -336,24 +336,12 @@ class HealedTraining::Work {
     if (!supports_reconfigure()) {
       refuse("the backend of the default group cannot be made again");
     }
-    // Objects whose communication does not survive reconfigure() yet.
-    const auto look = [&](const torch::nn::Module& module) {
-      for (const auto& parameter : module.named_parameters()) {
-        const auto* layout = internal::layout_of(parameter.value());
-        if (layout != nullptr && !layout->own_in) {
-          refuse("the parameter " + parameter.key() +
-                 " is divided over the ranks");
-        }
-      }
-    };
     if (!state_.model) {
       throw std::invalid_argument(
           "HealedTraining: TrainingState.model is not set");
     }
-    look(*state_.model);
     bool has_sampler = false;
     for (const auto& [name, item] : state_.items) {
-      if (item.module()) look(*item.module());
       if (item.is_sampler() && item.is_per_rank()) {
         refuse("each rank has its own state of the sampler \"" + name + "\"");
       }

@@ -106,8 +106,7 @@ class HealedTraining {
   // place of one that died, joins the others and takes their state.
   //
   // Throws std::invalid_argument if a group, or a part of `state`, cannot be
-  // healed: parameters of FullyShard, tensor parallelism and pipelines,
-  // samplers that are per_rank(). Without --heal nothing is checked.
+  // healed: samplers that are per_rank(). Without --heal nothing is checked.
   explicit HealedTraining(TrainingState& state);
   HealedTraining(const HealedTraining&) = delete;
   HealedTraining& operator=(const HealedTraining&) = delete;

@@ -28,7 +28,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr const char* kTrainer = LOCKSTEP_BIN_DIR "/tests/healing_trainer";
+const std::string kPrograms = LOCKSTEP_BIN_DIR "/tests/";
 
 using Arguments = std::vector<std::string>;
 
@@ -41,6 +41,9 @@ class Healing : public LauncherTest {
     int begun = 0;                       // processes that came to the training
   };
 
+  // The program of the ranks.
+  std::string trainer_ = kPrograms + "healing_trainer";
+
   std::unique_ptr<RunningProgram> start_training(const fs::path& folder,
                                                  int ranks,
                                                  const Arguments& arguments,
@@ -48,7 +51,7 @@ class Healing : public LauncherTest {
     fs::create_directories(folder);
     line.insert(line.end(),
                 {"--nproc-per-node=" + std::to_string(ranks), "--standby=2",
-                 "--heal", "--max-restarts=1000", kTrainer, folder.string()});
+                 "--heal", "--max-restarts=1000", trainer_, folder.string()});
     line.insert(line.end(), arguments.begin(), arguments.end());
     return start(line, {.environment = {"OMP_NUM_THREADS=1"}});
   }
@@ -194,6 +197,37 @@ TEST_F(Healing, DividedTwoRanksAtOnce) {
 TEST_F(Healing, DividedTheProcessThatTakesAPlaceDiesBeforeItHasJoined) {
   expect_same(2, "1@5:stepped,1@0:joining", 1, kDivided);
 }
+
+// The model is divided over the ranks.
+class DividedModel : public Healing,
+                     public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    Healing::SetUp();
+    trainer_ = kPrograms + "divided_trainer";
+  }
+  Arguments arguments(Arguments more = {}) const {
+    more.push_back(std::string("model=") + GetParam());
+    return more;
+  }
+};
+
+TEST_P(DividedModel, RanksDieInTheMidstOfSteps) {
+  const bool says_forward = GetParam() != std::string("zero");
+  expect_same(2,
+              std::string(says_forward ? "1@3:forward" : "1@3:computed") +
+                  ",0@6:update,1@9:updated,0@10:next",
+              4, arguments({"snapshot=4"}));
+}
+
+TEST_P(DividedModel, OneOfThreeRanksDiesAgain) {
+  expect_same(3, "0@4:computed,2@4:update,1@7:update", 3, arguments());
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, DividedModel,
+                         ::testing::Values("fsdp", "fsdp_memory", "tensor",
+                                           "pipeline", "zero"),
+                         [](const auto& kind) { return kind.param; });
 
 TEST_F(Healing, ALayerOfEachRank) {
   expect_same(3, "1@5:backward,0@9:update,2@12:updated", 3, {"model=experts"});

@@ -29,17 +29,13 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -47,44 +43,14 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/lockstep.h"
-
-#include "lockstep/checkpoint/loop_state.h"
-#include "lockstep/checkpoint/sharded/checksum.h"
-#include "lockstep/checkpoint/state_transfer.h"
-#include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/comm/reconfigure.h"
+#include "lockstep/lockstep.h"
+#include "tests/parallel/healing/trainer.h"
 
 namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Kills {
- public:
-  Kills(fs::path folder, const std::string& list) : folder_(std::move(folder)) {
-    std::istringstream all(list);
-    for (std::string one; std::getline(all, one, ',');) list_.push_back(one);
-  }
-
-  // Kills this process if the list says so and it has not been done.
-  void at(int64_t step, const std::string& moment) const {
-    const std::string here =
-        std::to_string(get_rank()) + "@" + std::to_string(step) + ":" + moment;
-    for (size_t i = 0; i < list_.size(); ++i) {
-      if (list_[i] != here) continue;
-      const auto mark = folder_ / ("killed-" + std::to_string(i));
-      if (fs::exists(mark)) continue;
-      std::ofstream(mark) << getpid();
-      if (moment == "throws") throw std::runtime_error("a mistake of the user");
-      ::raise(moment == "stop" ? SIGSTOP : SIGKILL);
-    }
-  }
-
- private:
-  fs::path folder_;
-  std::vector<std::string> list_{};
-};
 
 // The state of each rank by itself. It sees when HealedTraining copies it.
 class OwnState {
@@ -142,52 +108,6 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear expert{nullptr};
 };
 TORCH_MODULE(Net);
-
-std::string checksum(const at::Tensor& tensor) {
-  const auto bytes = file_form(tensor);
-  return hex_of(xxh3(bytes.data_ptr(), bytes.nbytes()));
-}
-
-// Returns how many descriptors and mappings of shared memory this process has.
-std::string held() {
-  const auto all = fs::directory_iterator("/proc/self/fd");
-  std::ifstream maps("/proc/self/maps");
-  int shared = 0;
-  for (std::string line; std::getline(maps, line);) {
-    shared += line.find("memfd:") != line.npos ? 1 : 0;
-  }
-  return std::to_string(std::distance(begin(all), end(all))) +
-         " descriptors, " + std::to_string(shared) + " shared mappings";
-}
-
-void write_result(const fs::path& path, const TrainingState& state,
-                  const HealedTraining& training) {
-  std::ostringstream all;
-  const auto snapshot = snapshot_of_training(state, /*objects=*/true);
-  all << "step " << snapshot.step << ", epochs " << snapshot.epochs_run << "\n";
-  for (const auto& [name, tensor] : snapshot.model_state) {
-    all << name << " " << checksum(tensor) << "\n";
-  }
-  for (const auto& [number, values] : snapshot.optimizer_state->state) {
-    for (const auto& [name, value] : values) {
-      if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-        all << number << "." << name << " " << checksum(*tensor) << "\n";
-      }
-    }
-  }
-  for (const auto& group : state.optimizer->param_groups()) {
-    all << "lr " << group.options().get_lr() << "\n";
-  }
-  for (const auto& [name, item] : snapshot.items) {
-    for (const auto& [key, tensor] : item.tensors) {
-      all << name << "." << key << " " << checksum(tensor) << "\n";
-    }
-  }
-  all << "generator " << checksum(generator_state(state.model.get())) << "\n";
-  std::ofstream(path) << all.str();
-  std::ofstream(path.string() + ".healings") << training.healings().size();
-  std::ofstream(path.string() + ".held") << held();
-}
 
 int train(const fs::path& folder, std::map<std::string, std::string> given) {
   const auto number = [&](const std::string& name, int64_t otherwise) {
