@@ -1,7 +1,8 @@
 // One rank of a training that heals whose model is divided over the ranks:
 // `divided_trainer FOLDER [NAME=VALUE]...`, as healing_trainer.cpp.
 //
-//   model=KIND   fsdp: FullyShard; fsdp_memory: without memory that ranks share;
+//   model=KIND   fsdp: FullyShard; fsdp_memory: without memory that ranks
+//   share;
 //                tensor: a tensor-parallel network with dropout; pipeline: a
 //                stage a rank; zero: a ZeroRedundancyOptimizer of a wrapper,
 //                with parameters that the ranks share
@@ -120,28 +121,27 @@ Training pipeline(const Reached& reached) {
   auto all = std::make_shared<Pipeline>(
       std::vector<PipelineStage>{{rank, stage}},
       PipelineOptions{.schedule = schedule, .loss = loss_of});
-  return {.module = stage.ptr(),
-          .optimizer = std::make_unique<optim::AdamW>(
-              stage->parameters(), optim::AdamWOptions{.lr = 0.01}),
-          .compute = [all](const Batch& batch) {
-            all->step(batch.data, batch.target);
-          },
-          .ranks_have_same_batch = true};
+  return {
+      .module = stage.ptr(),
+      .optimizer = std::make_unique<optim::AdamW>(
+          stage->parameters(), optim::AdamWOptions{.lr = 0.01}),
+      .compute =
+          [all](const Batch& batch) { all->step(batch.data, batch.target); },
+      .ranks_have_same_batch = true};
 }
 
 Training zero() {
   torch::nn::Sequential net(torch::nn::Linear(16, 1024), torch::nn::Tanh(),
                             torch::nn::Linear(1024, kClasses));
-  auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Sequential>>(
-      net);
-  return {
-      .module = net.ptr(),
-      .optimizer = std::make_unique<ZeroRedundancyOptimizer<optim::AdamW>>(
-          *ddp, optim::AdamWOptions{.lr = 0.01},
-          ZeroRedundancyOptions{.shared_parameters = true}),
-      .compute = [ddp](const Batch& batch) {
-        loss_of((*ddp)(batch.data), batch.target).backward();
-      }};
+  auto ddp =
+      std::make_shared<DistributedDataParallel<torch::nn::Sequential>>(net);
+  return {.module = net.ptr(),
+          .optimizer = std::make_unique<ZeroRedundancyOptimizer<optim::AdamW>>(
+              *ddp, optim::AdamWOptions{.lr = 0.01},
+              ZeroRedundancyOptions{.shared_parameters = true}),
+          .compute = [ddp](const Batch& batch) {
+            loss_of((*ddp)(batch.data), batch.target).backward();
+          }};
 }
 
 Training make(const std::string& kind, const Reached& reached) {
@@ -167,9 +167,9 @@ void train(const std::filesystem::path& folder,
   const auto data = torch::randn({192, 16});
   TensorDataset dataset(data, data.narrow(1, 0, kClasses).sin());
   const bool same = training.ranks_have_same_batch;
-  DistributedSampler sampler(
-      dataset, {.num_replicas = same ? 1 : get_world_size(),
-                .rank = same ? 0 : get_rank()});
+  DistributedSampler sampler(dataset,
+                             {.num_replicas = same ? 1 : get_world_size(),
+                              .rank = same ? 0 : get_rank()});
   DataLoader loader(dataset, sampler, {.batch_size = 8});
   state.model = training.module;
   state.optimizer = training.optimizer.get();

@@ -25,7 +25,8 @@ namespace lockstep::internal::testing {
 
 class Kills {
  public:
-  Kills(std::filesystem::path folder, const std::string& list) : folder_(std::move(folder)) {
+  Kills(std::filesystem::path folder, const std::string& list)
+      : folder_(std::move(folder)) {
     std::istringstream all(list);
     for (std::string one; std::getline(all, one, ',');) list_.push_back(one);
   }
@@ -66,8 +67,9 @@ inline std::string held() {
          " descriptors, " + std::to_string(shared) + " shared mappings";
 }
 
-inline void write_result(const std::filesystem::path& path, const TrainingState& state,
-                  const HealedTraining& training) {
+inline void write_result(const std::filesystem::path& path,
+                         const TrainingState& state,
+                         const HealedTraining& training) {
   std::ostringstream all;
   const auto snapshot = snapshot_of_training(state, /*objects=*/true);
   all << "step " << snapshot.step << ", epochs " << snapshot.epochs_run << "\n";
