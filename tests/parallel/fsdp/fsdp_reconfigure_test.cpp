@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
