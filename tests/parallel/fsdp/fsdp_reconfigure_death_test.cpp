@@ -71,15 +71,7 @@ TEST_F(ShardedRanks, ShareOneCopy) {
   expect_same_bits("common", 2, "2f1,3b0,4s1");
 }
 
-TEST_F(ShardedRanks, ShareOneCopyInLowPrecision) {
-  expect_same_bits("common-low", 2, "2b1,3f0,4s0");
-}
-
 TEST_F(ShardedRanks, Gather) { expect_same_bits("gathered", 3, "2f1,3b0,4s2"); }
-
-TEST_F(ShardedRanks, GatherByGloo) {
-  expect_same_bits("gloo", 2, "2f1,3b0,4s1");
-}
 
 TEST_F(ShardedRanks, GatherFromNeighbours) {
   expect_same_bits("neighbours", 4, "2b3,3f0");

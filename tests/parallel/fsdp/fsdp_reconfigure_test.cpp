@@ -1,14 +1,11 @@
 // FullyShard whose groups are made again in the midst of forwards and
 // backwards. No process is new here: fsdp_reconfigure_death_test has those.
 #include <gtest/gtest.h>
-#include <malloc.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
-#include <fstream>
-#include <functional>
-#include <iterator>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <utility>
@@ -37,11 +34,9 @@ class JobThatHeals {
 struct RankFails : std::exception {};
 
 // Trains for `steps`, while one rank after the other fails as `interruptions`
-// say, and returns this rank's result. `resumed(n)` is called when the groups
-// were made again for the nth time, and a step was made since.
+// say, and returns this rank's result.
 std::string trained(const InterruptedForm& form, const World& world, int steps,
-                    const std::vector<Interruption>& interruptions,
-                    const std::function<void(size_t)>& resumed = {}) {
+                    const std::vector<Interruption>& interruptions) {
   static int trainings = 0;
   const auto folder = world.folder / ("training" + std::to_string(trainings++));
   std::filesystem::create_directories(folder);
@@ -52,12 +47,7 @@ std::string trained(const InterruptedForm& form, const World& world, int steps,
                      .store = c10::make_intrusive<c10d::FileStore>(
                          (folder / "store").string(), world.size)});
   size_t failures = 0;
-  size_t seen = 0;
   at_moment = [&](int step, char moment) {
-    if (moment == 's' && seen != failures) {
-      seen = failures;
-      if (resumed) resumed(seen);
-    }
     if (failures == interruptions.size()) return;
     const auto& next = interruptions[failures];
     if (next.rank == world.rank && next.step == step && next.moment == moment) {
@@ -99,50 +89,6 @@ WORLD_TEST(FsdpReconfigure, GoesOnWithTheSameBits, 1, 2, 3) {
 WORLD_TEST(FsdpReconfigure, InEveryDivision, 4) {
   for (const char* form : {"kept", "neighbours", "replicas", "hosts"}) {
     expect_same_bits(form, world);
-  }
-}
-
-// Counts what this process has from the system, and memory of malloc().
-struct FsdpHeld {
-  int descriptors = 0;
-  int mappings = 0;  // shared with other processes
-  uint64_t mapped = 0;
-  size_t allocated = 0;
-
-  FsdpHeld() {
-    const std::filesystem::directory_iterator all("/proc/self/fd");
-    descriptors = static_cast<int>(std::distance(begin(all), end(all)));
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-      if (line.find("rw-s") == line.npos) continue;
-      ++mappings;
-      const auto dash = line.find('-');
-      mapped += std::stoull(line.substr(dash + 1), nullptr, 16) -
-                std::stoull(line.substr(0, dash), nullptr, 16);
-    }
-    const auto heap = ::mallinfo2();
-    allocated = heap.uordblks + heap.hblkhd;
-  }
-};
-
-WORLD_TEST(FsdpReconfigure, NothingOfOldGenerationsStays, 2) {
-  const JobThatHeals job;
-  std::vector<Interruption> interruptions;
-  for (int step = 2; step < 14; ++step) {
-    interruptions.push_back({step, step % 2 == 0 ? 'f' : 'b', 0});
-  }
-  for (const char* name : {"common", "gathered", "gloo"}) {
-    SCOPED_TRACE(name);
-    auto form = interrupted_forms().at(name);
-    form.width = 64;  // 200 KiB for a unit
-    std::vector<FsdpHeld> held;
-    trained(form, world, 15, interruptions,
-            [&](size_t) { held.emplace_back(); });
-    ASSERT_EQ(held.size(), interruptions.size());
-    EXPECT_EQ(held.back().mappings, held[1].mappings);
-    EXPECT_EQ(held.back().mapped, held[1].mapped);
-    EXPECT_LE(held.back().descriptors, held[1].descriptors + 1);
-    EXPECT_LE(held.back().allocated, held[1].allocated + (256 << 10));
   }
 }
 
