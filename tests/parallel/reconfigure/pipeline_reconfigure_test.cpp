@@ -12,7 +12,9 @@ class PipelineReconfigure : public ReplacedTraining {};
 TEST_F(PipelineReconfigure, WithOneStageARank) {
   train("pipeline:GPipe", 2, {{1, "2:forward#2"}, {0, "4:backward#3"}});
   train("pipeline:1F1B", 3,
-        {{1, "2:forward#4"}, {0, "4:backward#2"}, {2, "5:computed"},
+        {{1, "2:forward#4"},
+         {0, "4:backward#2"},
+         {2, "5:computed"},
          {0, "6:updated"}});
 }
 

@@ -77,15 +77,14 @@ class PipelineTraining final : public Training {
           DistributedDataParallelOptions{.process_group = plan.replicas}));
       stages_.emplace_back(stage, *wrappers_.back());
     }
-    PipelineOptions options{.schedule = schedule,
-                            .loss = mse,
-                            .group = plan.pipeline};
+    PipelineOptions options{
+        .schedule = schedule, .loss = mse, .group = plan.pipeline};
     if (plan.tied) {
       options.loss = [](const at::Tensor& scores, const at::Tensor& target) {
         return torch::cross_entropy_loss(scores, target);
       };
-      options.tied_weights = {TiedWeight{
-          .holders = {{0, "weight"}, {facts.stages - 1, "weight"}}}};
+      options.tied_weights = {
+          TiedWeight{.holders = {{0, "weight"}, {facts.stages - 1, "weight"}}}};
     }
     pipeline_ = std::make_unique<Pipeline>(stages_, std::move(options));
     optimizer_ = std::make_unique<torch::optim::SGD>(

@@ -184,11 +184,10 @@ class Rank {
         generation_(generation_joined()),
         store_(c10::make_intrusive<c10d::FileStore>(
             (folder_ / "store").string(), -1)),
-        world_(init_process_group(
-            "lockstep", {.timeout = kReplacedWithin,
-                         .world_size = size,
-                         .rank = rank,
-                         .store = store_})),
+        world_(init_process_group("lockstep", {.timeout = kReplacedWithin,
+                                               .world_size = size,
+                                               .rank = rank,
+                                               .store = store_})),
         make_(make_training(name)) {}
 
   // Returns the exit code.

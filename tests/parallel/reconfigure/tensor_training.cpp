@@ -40,8 +40,7 @@ struct DividedModelImpl : torch::nn::Module {
             "embedding",
             nn::VocabParallelEmbedding(kVocabulary, kFeatures,
                                        {.sequence_parallel = sequence}))),
-        norm(register_module(
-            "norm", nn::SequenceParallelLayerNorm(kFeatures))),
+        norm(register_module("norm", nn::SequenceParallelLayerNorm(kFeatures))),
         attention(register_module(
             "attention",
             nn::ParallelSelfAttention(
@@ -89,16 +88,16 @@ struct ContextModelImpl : torch::nn::Module {
             .permute({2, 0, 3, 1, 4})
             .unbind(0);
     const auto attended =
-        is_ring ? ring_attention(parts[0], parts[1], parts[2],
-                                 {.is_causal = true})
-                : ulysses_attention(parts[0], parts[1], parts[2],
-                                    {.is_causal = true});
+        is_ring
+            ? ring_attention(parts[0], parts[1], parts[2], {.is_causal = true})
+            : ulysses_attention(parts[0], parts[1], parts[2],
+                                {.is_causal = true});
     const auto hidden = x + attended.transpose(1, 2).reshape(x.sizes());
     return head(reaching(hidden));
   }
 
-  torch::nn::Embedding symbols = register_module(
-      "symbols", torch::nn::Embedding(kVocabulary, kFeatures));
+  torch::nn::Embedding symbols =
+      register_module("symbols", torch::nn::Embedding(kVocabulary, kFeatures));
   torch::nn::Linear project =
       register_module("project", torch::nn::Linear(kFeatures, 3 * kFeatures));
   torch::nn::Linear head =
@@ -122,8 +121,7 @@ class TensorTraining final : public Training {
   }
   void compute(int step) override {
     const auto tokens = tokens_of(step);
-    model_
-        ->forward(tokens.narrow(1, 0, kLength), tokens.narrow(1, 1, kLength))
+    model_->forward(tokens.narrow(1, 0, kLength), tokens.narrow(1, 1, kLength))
         .backward();
   }
   torch::optim::Optimizer& optimizer() override { return *optimizer_; }

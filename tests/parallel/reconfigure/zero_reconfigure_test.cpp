@@ -11,25 +11,35 @@ class ZeroReconfigure : public ReplacedTraining {};
 
 TEST_F(ZeroReconfigure, FromParameters) {
   train("zero:parameters", 2,
-        {{1, "2:forward"}, {0, "3:backward"}, {1, "4:stepping"},
+        {{1, "2:forward"},
+         {0, "3:backward"},
+         {1, "4:stepping"},
          {0, "6:stepped"}});
 }
 
 TEST_F(ZeroReconfigure, FromAWrapper) {
   train("zero:wrapper", 3,
-        {{1, "1:forward"}, {0, "3:backward"}, {2, "4:stepping"},
-         {0, "4:stepped"}, {1, "6:updated"}});
+        {{1, "1:forward"},
+         {0, "3:backward"},
+         {2, "4:stepping"},
+         {0, "4:stepped"},
+         {1, "6:updated"}});
 }
 
 TEST_F(ZeroReconfigure, WithOneCopyOfTheParameters) {
   train("zero:shared", 3,
-        {{1, "1:forward"}, {0, "3:backward"}, {2, "4:stepping"},
-         {0, "4:stepped"}, {1, "6:updated"}});
+        {{1, "1:forward"},
+         {0, "3:backward"},
+         {2, "4:stepping"},
+         {0, "4:stepped"},
+         {1, "6:updated"}});
 }
 
 TEST_F(ZeroReconfigure, SteppingInBackward) {
   train("zero:in_backward", 2,
-        {{1, "2:forward"}, {0, "3:stepping#2"}, {1, "4:stepped"},
+        {{1, "2:forward"},
+         {0, "3:stepping#2"},
+         {1, "4:stepped"},
          {0, "5:computed"}});
 }
 

@@ -66,11 +66,11 @@ class ZeroTraining final : public Training {
     model_.emplace(net_, wrapper);
     optimizer_.emplace(
         *model_, options,
-        ZeroRedundancyOptions{
-            .shared_parameters = kind == "shared",
-            .step_in_backward = kind == "in_backward",
-            .cut_parameters =
-                kind == "whole" ? std::optional(false) : std::nullopt});
+        ZeroRedundancyOptions{.shared_parameters = kind == "shared",
+                              .step_in_backward = kind == "in_backward",
+                              .cut_parameters = kind == "whole"
+                                                    ? std::optional(false)
+                                                    : std::nullopt});
   }
 
   void compute(int step) override {
