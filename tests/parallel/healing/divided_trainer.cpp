@@ -115,8 +115,11 @@ Training tensor_parallel(const Reached& reached) {
 Training pipeline(const Reached& reached) {
   const int rank = get_rank();
   const int ranks = get_world_size();
-  const Layer stage(rank == 0 ? 16 : kWidth,
-                    rank + 1 == ranks ? kClasses : kWidth, reached);
+  // Stages need parameters of different names for snapshots.
+  const torch::nn::Sequential stage(
+      {{"layer" + std::to_string(rank),
+        Layer(rank == 0 ? 16 : kWidth, rank + 1 == ranks ? kClasses : kWidth,
+              reached)}});
   auto schedule = schedule_1f1b(ranks, 4);
   auto all = std::make_shared<Pipeline>(
       std::vector<PipelineStage>{{rank, stage}},

@@ -243,6 +243,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     }
     state.epochs_run = epoch;
   }
+  own.compute();  // leaves out what only a record has
   write_result(folder / ("result-" + std::to_string(get_rank())), state,
                training);
   return 0;
