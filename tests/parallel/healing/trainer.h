@@ -1,4 +1,4 @@
-// What the programs of ranks that heal have in common.
+// The parts that programs of ranks that heal share.
 #pragma once
 
 #include <unistd.h>
