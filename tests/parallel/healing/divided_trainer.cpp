@@ -1,11 +1,11 @@
 // One rank of a training that heals whose model is divided over the ranks:
 // `divided_trainer FOLDER [NAME=VALUE]...`, as healing_trainer.cpp.
 //
-//   model=KIND   fsdp: FullyShard; fsdp_memory: the same, not in memory that
-//                ranks share; tensor: a tensor-parallel network with dropout;
-//                pipeline: one stage on each rank; zero: a
-//                ZeroRedundancyOptimizer of a wrapper, with parameters that the
-//                ranks share
+//   model=KIND   "fsdp" is FullyShard, "fsdp_memory" the same without memory
+//                that ranks share, "tensor" a tensor-parallel network with
+//                dropout, "pipeline" a Pipeline with a stage for each rank, and
+//                "zero" a ZeroRedundancyOptimizer of a wrapper, with parameters
+//                that the ranks share.
 //   epochs=N, pause=MS, snapshot=N, kill=LIST: as there, with the moments next,
 //                forward (not of zero), computed, update, updated, snapshot
 
