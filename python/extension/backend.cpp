@@ -331,7 +331,15 @@ bool Backend::supportsTensorAlloc(c10::DeviceIndex device) {
 }
 
 at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
-  return inside(group_).backend(c10::kCPU).allocateTensor(size, options);
+  auto& backend = inside(group_).backend(c10::kCPU);
+  // The backend refuses other devices and sizes.
+  if (size < 1 || !options.device().is_cpu()) {
+    return backend.allocateTensor(size, options);
+  }
+  return memory_->get(size, options,
+                      [&](long count, const at::TensorOptions& as) {
+                        return backend.allocateTensor(count, as);
+                      });
 }
 
 WorkPtr Backend::allreduce(Tensors& tensors,
@@ -502,6 +510,7 @@ WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
 void Backend::abort() {
   if (life_signs_) life_signs_->leave(LifeSigns::End::failed);
   aborted_ = true;
+  memory_->close();
   group_->abort();
 }
 
@@ -512,6 +521,7 @@ void Backend::shutdown() {
   if (life_signs_ && !inside(group_).is_foreign()) {
     life_signs_->leave(LifeSigns::End::left);
   }
+  memory_->close();
   inside(group_).leave();
 }
 

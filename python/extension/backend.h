@@ -12,6 +12,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/process_group.h"
+#include "memory_pool.h"
 
 namespace lockstep::internal::python {
 
@@ -64,7 +65,7 @@ class Backend final : public c10d::Backend {
       const c10::intrusive_ptr<Options>& options) override;
 
   // Memory that the ranks share, if they are all on one host: operations on it
-  // copy less.
+  // copy less. May be memory of an earlier tensor (MemoryPool).
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
@@ -146,6 +147,7 @@ class Backend final : public c10d::Backend {
   const std::shared_ptr<LifeSigns> life_signs_;  // if it is the default group
   std::atomic<uint64_t> collectives_{0};
   std::atomic<bool> aborted_{false};
+  const std::shared_ptr<MemoryPool> memory_ = std::make_shared<MemoryPool>();
 };
 
 // Makes pending operations of all backends of this process fail, if `failed`,

@@ -316,6 +316,22 @@ def buckets_of_ddp(group):
         assert in_shared_memory(model.module.weight.grad)
 
 
+def memory_again(group):
+    """Memory of a size that recurs goes to the next tensor of that size."""
+    cpu = torch.device("cpu")
+    backend = group._get_backend(cpu)
+    first_values = []
+    for _ in range(4):
+        tensor = backend.allocate_tensor(5000, dtype=torch.float32, device=cpu)
+        assert in_shared_memory(tensor)
+        first_values.append(tensor[0].item())
+        tensor.fill_(1)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.eq(group.size()).all(), tensor
+    # New memory is 0.
+    assert first_values == [0, 0, 0, group.size()], first_values
+
+
 def beyond_gloo(group, rank, size):
     """What only Lockstep has."""
     mean = torch.full((3,), float(rank))
@@ -348,6 +364,7 @@ def beyond_gloo(group, rank, size):
     cpu = torch.device("cpu")
     if group._get_backend(cpu).supports_tensor_alloc(cpu):  # not with DETAIL
         buckets_of_ddp(group)
+        memory_again(group)
     # torch.distributed.split_group() wants an accelerator.
     part = group.split_group(list(range(max(1, size - 1))),
                              group_name="part", group_desc="a part")
