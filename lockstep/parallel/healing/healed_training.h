@@ -89,11 +89,12 @@ struct Healing {
 // function changed, in memory that outlives its process (healing_place.h). No
 // copy of parameters or optimizer state is made as long as nobody dies, unless
 // the training is *divided*: a rank has state that no other rank has
-// (ZeroRedundancyOptimizer, PostLocalSGDOptimizer, set_placement(Own), items
-// that are per_rank()). Then each rank copies all its state into that memory
-// after each `update`, and run() returns when all ranks have; the memory has
-// two such copies. If a rank dies, all ranks take their copies of the last step
-// of which all have one, and do the step after it again.
+// (FullyShard, ZeroRedundancyOptimizer, tensor parallelism, pipelines,
+// PostLocalSGDOptimizer, set_placement(Own), items that are per_rank()). Then
+// each rank copies all its state into that memory after each `update`, and
+// run() returns when all ranks have; the memory has two such copies. If a rank
+// dies, all ranks take their copies of the last step of which all have one, and
+// do the step after it again.
 //
 // Blocking: run() and the constructor wait for the launcher's replacement of a
 // rank, 60 s at most (10 s if no rank is known to be gone), and for the other
