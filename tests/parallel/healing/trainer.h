@@ -55,16 +55,21 @@ inline std::string checksum(const at::Tensor& tensor) {
   return hex_of(xxh3(bytes.data_ptr(), bytes.nbytes()));
 }
 
-// Returns how many descriptors and mappings of shared memory this process has.
+// Returns how many descriptors and how much mapped shared memory this process
+// has. The kernel joins neighbouring mappings, so their number says nothing.
 inline std::string held() {
   const auto all = std::filesystem::directory_iterator("/proc/self/fd");
   std::ifstream maps("/proc/self/maps");
-  int shared = 0;
+  size_t shared = 0;
   for (std::string line; std::getline(maps, line);) {
-    shared += line.find("memfd:") != line.npos ? 1 : 0;
+    if (line.find("memfd:") == line.npos) continue;
+    const size_t end = line.find('-') + 1;
+    shared += std::stoull(line.substr(end), nullptr, 16) -
+              std::stoull(line, nullptr, 16);
   }
   return std::to_string(std::distance(begin(all), end(all))) +
-         " descriptors, " + std::to_string(shared) + " shared mappings";
+         " descriptors, " + std::to_string(shared) +
+         " bytes of shared mappings";
 }
 
 inline void write_result(const std::filesystem::path& path,

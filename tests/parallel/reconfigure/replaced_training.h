@@ -52,7 +52,7 @@ class ReplacedTraining : public ProgramTest {
   void leave_nothing(const std::string& training, int size) {
     SCOPED_TRACE(training + " over " + std::to_string(size));
     start_all(training, size, "again=10");
-    finish("holds the same\nequal");
+    finish("holds no more\nequal");
   }
 
  private:
