@@ -54,7 +54,7 @@ class LifeSigns {
   // print a warning). `grace`: kGrace, or 0 if the store answers each write,
   // so that it has what a rank writes before the rank goes on. Writes to the
   // store, whose errors (c10::Error) pass through. Throws std::system_error if
-  // there is no socket.
+  // the system gives no socket.
   LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
             bool rank_zero_has_store, std::chrono::milliseconds grace = kGrace);
   LifeSigns(const LifeSigns&) = delete;

@@ -67,14 +67,18 @@ TEST(SharedMemory, LiesInHugePagesIfTheKernelMakesThem) {
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
   const FileDescriptor file(::memfd_create("lockstep-test", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(file.get(), 2 * kHuge), 0);
-  auto* plain = static_cast<std::byte*>(::mmap(
-      nullptr, 2 * kHuge, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0));
-  ASSERT_NE(plain, MAP_FAILED);
-  auto* const aligned =
-      plain + (kHuge - reinterpret_cast<uintptr_t>(plain) % kHuge) % kHuge;
+  // A huge page begins at a multiple of its size, in memory and in the file.
+  void* const reserved =
+      ::mmap(nullptr, 3 * kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(reserved, MAP_FAILED);
+  auto* aligned = static_cast<std::byte*>(reserved);
+  aligned += (kHuge - reinterpret_cast<uintptr_t>(reserved) % kHuge) % kHuge;
+  ASSERT_EQ(::mmap(aligned, 2 * kHuge, PROT_READ | PROT_WRITE,
+                   MAP_SHARED | MAP_FIXED, file.get(), 0),
+            aligned);
   *aligned = std::byte{1};
   const bool makes_some = ::madvise(aligned, kHuge, kCollapse) == 0;
-  ::munmap(plain, 2 * kHuge);
+  ::munmap(reserved, 3 * kHuge);
   if (!makes_some) GTEST_SKIP() << "the kernel makes no huge pages";
   const auto memory = SharedMemory::create(2 * kHuge + 1);
   EXPECT_EQ(huge_kib(memory.data()), 4096);

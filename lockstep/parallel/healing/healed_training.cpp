@@ -565,7 +565,7 @@ class HealedTraining::Work {
       std::erase_if(common, [&](int64_t one) { return !its.contains(one); });
     }
     if (common.empty()) {
-      give_up("there is no step of whose state all ranks have a copy (" +
+      give_up("the ranks have no copies of their states after the same step (" +
               healing.cause + ")");
     }
     const int64_t steps = *common.rbegin();

@@ -31,7 +31,7 @@ class PlaceRecord {
   using Bytes = std::span<const std::byte>;
   // Writes a record of the state after `steps` steps, in the place of the
   // oldest one. Blocks for nothing but the copy. Throws std::system_error if
-  // there is no memory for a record that is larger than all in its slot before.
+  // the slot must grow and the system lacks the memory.
   void write(int64_t steps, std::span<const Bytes> parts);
 
   // Returns the last whole record of the state after `steps` steps; nothing if
