@@ -89,7 +89,8 @@ set(LOCKSTEP_TORCH_PCH lockstep_torch_pch)
 function(lockstep_use_torch_pch target)
   set_target_properties(${target} PROPERTIES
     UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 16)
-  if(NOT LOCKSTEP_PCH)
+  # With a sanitizer hardly a source with LibTorch is compiled.
+  if(NOT LOCKSTEP_PCH OR LOCKSTEP_SANITIZE)
     return()
   endif()
   if(NOT TARGET ${LOCKSTEP_TORCH_PCH})

@@ -247,6 +247,21 @@ TEST_F(Reports, OfAProgramThatCatchesInsideTheGroupTheOthersAreEchoes) {
   }
 }
 
+// As LauncherFaults.RankThatTheVictimsNameIsTheCause, with ranks that compute.
+using UnderTheLauncher = FaultsTest;
+
+TEST_F(UnderTheLauncher, RankThatCatchesWhatItThrewIsNamedFirst) {
+  const auto result = run(
+      {"--nproc-per-node=8", "--prefix-lines", "--failure-shutdown-timeout=60",
+       LOCKSTEP_BIN_DIR "/tests/faults_departing", "outside", "lockstep",
+       "odd=7"},
+      {.environment = {"OMP_NUM_THREADS=1"}});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("run: rank 7 failed: exit code 1\n"));
+  EXPECT_THAT(result.err,
+              HasSubstr("\n  its last line: failed 7 no such file: numbers"));
+}
+
 using ForkedChildren = WaysTest;
 
 TEST_P(ForkedChildren, LeaveTheirParentsGroupAlone) {

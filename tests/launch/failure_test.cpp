@@ -177,19 +177,6 @@ TEST_F(LauncherFaults, RankThatTheVictimsNameIsTheCause) {
   }
 }
 
-// The same with ranks that compute.
-TEST_F(LauncherFaults, RankThatCatchesWhatItThrewIsNamedFirst) {
-  const auto result = run(
-      {"--nproc-per-node=8", "--prefix-lines", "--failure-shutdown-timeout=60",
-       LOCKSTEP_BIN_DIR "/tests/faults_departing", "outside", "lockstep",
-       "odd=7"},
-      kOneThread);
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("run: rank 7 failed: exit code 1\n"));
-  EXPECT_THAT(result.err,
-              HasSubstr("\n  its last line: failed 7 no such file: numbers"));
-}
-
 TEST_F(LauncherFaults, EarlierOfTwoErrorsIsTheFirst) {
   const auto result =
       run_script({"--nproc-per-node=2", "--failure-shutdown-timeout=20"},
