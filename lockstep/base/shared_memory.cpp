@@ -138,13 +138,7 @@ SharedMemory SharedMemory::create(size_t bytes) {
   }
   require_memory(bytes);
   auto descriptor = anonymous_file();
-  // Beyond this limit ftruncate() would send SIGXFSZ, which kills the process.
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
-    errno = EFBIG;
-    throw_errno("could not make " + amount(bytes) +
-                " (the limit on the size of files, ulimit -f, is lower)");
-  }
+  require_file_size(bytes, "could not make " + amount(bytes));
   if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
     throw_errno("could not make " + amount(bytes));
   }
@@ -157,6 +151,13 @@ SharedMemory SharedMemory::create(size_t bytes) {
   memory.made_here_ = true;
   made().add(static_cast<int64_t>(bytes));
   return memory;
+}
+
+void require_file_size(uint64_t bytes, const std::string& what) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= bytes) return;
+  errno = EFBIG;
+  throw_errno(what + " (the limit on the size of files, ulimit -f, is lower)");
 }
 
 ByteCount& SharedMemory::made() {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "lockstep/base/file_descriptor.h"
 
@@ -101,5 +102,10 @@ class SharedMemory {
   size_t size_ = 0;
   bool made_here_ = false;  // counted in made()
 };
+
+// Throws std::system_error, which begins with `what`, if a file of so many
+// bytes is beyond the limit on the size of files: the kernel would send
+// SIGXFSZ, which kills the process.
+void require_file_size(uint64_t bytes, const std::string& what);
 
 }  // namespace lockstep::internal

@@ -112,7 +112,7 @@ class DigitsKills : public ExampleTest,
 TEST_P(DigitsKills, EndWithTheBitsOfTheRunWithoutKills) {
   const auto kills =
       static_cast<int>(get_env_int("LOCKSTEP_TEST_KILLS", 1, 1000).value_or(2));
-  const int epochs = 20 + 25 * kills;
+  const int epochs = 10 + 20 * kills;
   const seconds allowed(240 + 60 * kills);
   const unsigned seed =
       static_cast<unsigned>(get_env_int("LOCKSTEP_TEST_SEED", 0, 1 << 30)

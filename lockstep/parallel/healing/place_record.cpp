@@ -11,6 +11,7 @@
 #include <string>
 #include <system_error>
 
+#include "lockstep/base/shared_memory.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 
 namespace lockstep::internal {
@@ -55,6 +56,10 @@ void PlaceRecord::map(size_t index, size_t bytes) {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   bytes = (bytes + page - 1) / page * page;
   const auto begin = static_cast<off_t>((first_ + index) << kSlotBits);
+  require_file_size(begin + bytes,
+                    "HealedTraining: could not make a copy of this rank's "
+                    "state, which lies in a sparse file of " +
+                        std::to_string(begin + bytes) + " bytes");
   // Reserves the pages: a later write to them cannot fail. What they hold
   // stays.
   const int error =

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "lockstep/base/shared_memory.h"
@@ -165,6 +167,22 @@ TEST(PlaceRecord, IsWholeWheneverItsWriterIsKilled) {
     }
     EXPECT_GE(found, 2);
   }
+}
+
+TEST(PlaceRecord, AboveTheLimitOfFilesIsAnErrorAndNoSignal) {
+  const auto place = memory();
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &usual), 0);
+  const rlimit small{.rlim_cur = 1 << 30, .rlim_max = usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::error_code code;
+  try {
+    PlaceRecord(place, 0, 3);
+  } catch (const std::system_error& error) {
+    code = error.code();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &usual), 0);
+  EXPECT_EQ(code, std::errc::file_too_large);
 }
 
 }  // namespace
