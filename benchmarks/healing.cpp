@@ -8,7 +8,8 @@
 //   healing --folder F --steps 25 --blocks 20
 //     trains blocks of so many steps, in turns in HealedTraining and in a loop
 //     that calls the same functions itself, so many of each. Rank 0 prints one
-//     line of JSON: the median step of each block in microseconds.
+//     line of JSON: the median step of each block in microseconds. With --shard
+//     the model is in a FullyShard, so that the training is divided.
 //
 // The training begins when there is a file F/go.
 
@@ -20,6 +21,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -44,6 +46,7 @@ struct Options {
   int64_t steps = 130;   // of the training, or of a block
   int64_t snapshot = 0;  // saved after this step; 0 means never
   int64_t blocks = 0;    // of each way; 0 means one training
+  bool shard = false;
 };
 
 void await_file(const fs::path& path) {
@@ -76,7 +79,13 @@ void run(const Options& options) {
   lockstep::DistributedSampler sampler(dataset);
   lockstep::DataLoader loader(dataset, sampler,
                               {.batch_size = workload.batch_size});
-  lockstep::DistributedDataParallel ddp(module);
+  std::optional<lockstep::DistributedDataParallel<torch::nn::Sequential>> ddp;
+  std::optional<lockstep::FullyShard<torch::nn::Sequential>> sharded;
+  if (options.shard) {
+    sharded.emplace(module);
+  } else {
+    ddp.emplace(module);
+  }
   lockstep::optim::AdamW optimizer(module->parameters());
   lockstep::TrainingState state{.model = module.ptr(),
                                 .optimizer = &optimizer,
@@ -90,7 +99,8 @@ void run(const Options& options) {
 
   const auto compute = [&](const torch::data::Example<>& batch) {
     optimizer.zero_grad();
-    workload.loss(ddp(batch.data), batch.target).backward();
+    const auto output = ddp ? (*ddp)(batch.data) : (*sharded)(batch.data);
+    workload.loss(output, batch.target).backward();
   };
   const auto update = [&] {
     optimizer.step();
@@ -153,6 +163,7 @@ int main(int argc, char** argv) {
   app.add_option("--steps", options.steps)->check(CLI::Range(1, 1'000'000));
   app.add_option("--snapshot", options.snapshot, "after which step");
   app.add_option("--blocks", options.blocks)->check(CLI::Range(1, 10'000));
+  app.add_flag("--shard", options.shard);
   CLI11_PARSE(app, argc, argv);
   return lockstep::record([&] {
     run(options);

@@ -36,10 +36,11 @@ def main():
         from torch.utils import cpp_extension
         csrc = source(folder)
         cpp_extension.load(
-            NAME, [csrc / "comm" / "shm_interface.cpp", csrc / "comm" / "shm.cpp"],
-            extra_include_paths=[csrc / "includes"],
+            NAME, [str(csrc / "comm" / name)
+                   for name in ("shm_interface.cpp", "shm.cpp")],
+            extra_include_paths=[str(csrc / "includes")],
             extra_cflags=["-O2", "-fopenmp"], extra_ldflags=["-fopenmp"],
-            build_directory=folder)
+            build_directory=str(folder))
     print(library)
 
 

@@ -79,6 +79,21 @@ TEST_F(EnvironmentContract, OmpThreadsAreLimitedOnceAndOnlyWhereUnset) {
   EXPECT_EQ(result.err, "");
 }
 
+TEST_F(EnvironmentContract, LargeTensorsHaveHugePagesInAJobThatHeals) {
+  const auto value = [&](std::vector<std::string> options,
+                         std::vector<std::string> environment) {
+    const auto result =
+        run_script(std::move(options), "echo ${THP_MEM_ALLOC_ENABLE-unset}",
+                   {.environment = std::move(environment)});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  EXPECT_EQ(value({"--heal", "--max-restarts=1"}, {}), "1\n");
+  EXPECT_EQ(value({"--heal", "--max-restarts=1"}, {"THP_MEM_ALLOC_ENABLE=0"}),
+            "0\n");
+  EXPECT_EQ(value({}, {}), "unset\n");
+}
+
 TEST_F(EnvironmentContract, MasterSocketIsInheritedByLocalRankZeroOnly) {
   const auto result = run_script(
       {"--nproc-per-node=2"},
