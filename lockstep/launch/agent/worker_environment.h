@@ -47,12 +47,13 @@ struct WorkerIdentity {
 // `inherited`, with the variables of the contract set. OMP_NUM_THREADS becomes
 // `omp_threads`, or 1 if it is unset and there are several workers;
 // TORCH_NCCL_ASYNC_ERROR_HANDLING becomes 1, and LOCKSTEP_FLIGHT_DIR the
-// directory of flight records, if they are unset. LOCKSTEP_AGENT_PLACE is the
-// true local rank if LOCAL_RANK is not.
-// LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
-// the descriptor, and LOCKSTEP_AGENT, LOCKSTEP_STORE, LOCKSTEP_PROGRESS_FILE
-// and the variables of healing if there is none. LOCKSTEP_WORKER_STORE stays as
-// it is unless `worker_store` is given.
+// directory of flight records, if they are unset. In a job that heals
+// THP_MEM_ALLOC_ENABLE, c10's name, becomes 1 if it is unset: large tensors
+// then lie in huge pages. LOCKSTEP_AGENT_PLACE is the true local rank if
+// LOCAL_RANK is not. LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that
+// does not inherit the descriptor, and LOCKSTEP_AGENT, LOCKSTEP_STORE,
+// LOCKSTEP_PROGRESS_FILE and the variables of healing if there is none.
+// LOCKSTEP_WORKER_STORE stays as it is unless `worker_store` is given.
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 
