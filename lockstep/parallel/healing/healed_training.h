@@ -107,7 +107,9 @@ class HealedTraining {
   // place of one that died, joins the others and takes their state.
   //
   // Throws std::invalid_argument if a group, or a part of `state`, cannot be
-  // healed: samplers that are per_rank(). Without --heal nothing is checked.
+  // healed: samplers that are per_rank(). Throws std::system_error if the
+  // system lacks the memory for the copies, or its limit on the size of files
+  // (ulimit -f) is too low for them. Without --heal nothing is checked.
   explicit HealedTraining(TrainingState& state);
   HealedTraining(const HealedTraining&) = delete;
   HealedTraining& operator=(const HealedTraining&) = delete;
