@@ -23,10 +23,13 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
                      "init_process_group() and take the places of workers at a "
                      "restart [0]")
       ->group("Workers");
-  add_spelled_flag(run, "--heal", arguments.heal,
-                   "A standby process takes the place of a worker that fails, "
-                   "and the others stay, if the program's training can be "
-                   "healed; counts as a restart")
+  run.add_flag("--heal{replace}", arguments.heal,
+               "A standby process takes the place of a worker that fails, and "
+               "the others stay, if the program's training can be healed; "
+               "counts as a restart. With --heal=shrink the others go on "
+               "without it if no process comes")
+      ->envname(environment_name("--heal"))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->group("Workers");
   add_spelled_option(run, "--hang-timeout", arguments.hang_timeout,
                      "Seconds without progress after which a worker hangs, "

@@ -28,7 +28,7 @@ struct RunArguments {
   std::string scale_up_wait = "300";
   std::string leave_out_after;
   std::string standby = "0";
-  bool heal = false;
+  std::string heal;  // empty, "replace" or "shrink"
   std::string monitor_interval = "0.1";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string shutdown_timeout;

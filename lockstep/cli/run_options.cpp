@@ -693,17 +693,30 @@ void set_standby(const RunArguments& arguments, RunOptions& options) {
 
 // Requires set_worker_store() and set_standby().
 void set_heal(const RunArguments& arguments, RunOptions& options) {
-  if (!arguments.heal) return;
+  const std::string& given = arguments.heal;
+  if (given.empty() || given == "0" || given == "false") return;
   WorkerGroupOptions& workers = options.agent.workers;
+  workers.shrinks = given == "shrink";
+  if (!workers.shrinks && given != "replace" && given != "1" &&
+      given != "true") {
+    throw std::invalid_argument("--heal is \"" + given +
+                                "\"; allowed are replace and shrink");
+  }
+  if (workers.shrinks && options.job) {
+    throw std::invalid_argument(
+        "--heal=shrink is for one host, and --nnodes is " + arguments.nnodes +
+        "; leave out one of them, or give --heal");
+  }
   if (workers.max_restarts == 0) {
     throw std::invalid_argument(
         "--heal replaces a worker as often as --max-restarts says, and that is "
         "0; give --max-restarts");
   }
-  if (options.agent.standby == 0) {
+  if (options.agent.standby == 0 && !workers.shrinks) {
     throw std::invalid_argument(
         "--heal gives the place of a worker that fails to a standby process, "
-        "and there is none; give --standby");
+        "and there is none; give --standby, or --heal=shrink to go on with "
+        "fewer ranks");
   }
   const std::string store = workers.worker_store.empty()
                                 ? get_env("LOCKSTEP_WORKER_STORE").value_or("")

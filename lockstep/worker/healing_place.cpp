@@ -4,12 +4,13 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-#include <cstring>
 #include <optional>
 #include <stdexcept>
+#include <string_view>
 
 #include "lockstep/base/descriptor_mark.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/base/number_list.h"
 #include "lockstep/worker/standby_place.h"
 
 namespace lockstep::internal {
@@ -39,6 +40,21 @@ std::string generation_key(int attempt, int generation) {
          std::to_string(generation);
 }
 
+std::string text_of(const GenerationNotice& notice) {
+  return notice.places.empty()
+             ? notice.cause
+             : notice.cause + "\n" + name_numbers("place", notice.places);
+}
+
+GenerationNotice generation_notice_of(const std::string& text) {
+  GenerationNotice notice{.cause = text.substr(0, text.find('\n'))};
+  if (notice.cause.size() == text.size()) return notice;
+  std::string_view places = text;
+  places.remove_prefix(text.find(' ', notice.cause.size()) + 1);
+  notice.places = read_numbers(places);
+  return notice;
+}
+
 std::string training_ended_key() {
   return "heal/" + std::to_string(own_attempt()) + "/ended";
 }
@@ -58,13 +74,16 @@ FileDescriptor take_place_memory() {
   return memory;
 }
 
-void tell_agent_heals(bool heals) {
+void tell_agent_heals(bool heals, const std::string& why_whole) {
   const auto mark = get_env(kStandbySocketVariable);
   const auto socket = mark ? marked_descriptor(*mark, S_IFSOCK) : std::nullopt;
   if (!socket) return;
   ::fcntl(*socket, F_SETFD, FD_CLOEXEC);
-  const char* words = heals ? kStandbyHeals : kStandbyHealsNoMore;
-  ::send(*socket, words, std::strlen(words), MSG_NOSIGNAL);
+  const std::string words = !heals ? kStandbyHealsNoMore
+                            : why_whole.empty()
+                                ? kStandbyHeals
+                                : kStandbyHealsWhole + why_whole;
+  ::send(*socket, words.data(), words.size(), MSG_NOSIGNAL);
 }
 
 }  // namespace lockstep::internal

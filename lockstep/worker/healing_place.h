@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lockstep/base/file_descriptor.h"
 
@@ -20,6 +21,11 @@
 // before that is done: it takes the place of this one. If the agent cannot
 // heal, it ends the attempt, as without --heal.
 //
+// With --heal=shrink the agent does not end the attempt if no standby process
+// comes: it announces a generation without the places of the workers that
+// failed. A place is a local rank; the ranks of a generation are its places in
+// ascending order, numbered from 0.
+//
 //   environment   LOCKSTEP_HEAL        "1" in the workers of a job that heals
 //                 LOCKSTEP_GENERATION  in a worker that took the place of one
 //                                      that died: the generation that was
@@ -28,12 +34,15 @@
 //                                      and its inode, "9:123456"
 //   on the standby socket (standby_place.h), from the worker
 //                 "heals"              its training can be healed from now on
+//                 "heals whole: WHY"   likewise, but not with fewer ranks
 //                 "heals no more"      its training has ended, or cannot be
 //                                      healed any more
 //   in the workers' store, written by the agents
 //                 heal/A/generation/G  why generation G of attempt A begins, in
 //                                      one line: "rank 1 failed: killed by
-//                                      SIGKILL (exit code 137)". A is
+//                                      SIGKILL (exit code 137)". If places are
+//                                      given up, a second line names those that
+//                                      are left: "places 0 and 2". A is
 //                                      TORCHELASTIC_RESTART_COUNT. The agents
 //                                      of several nodes take the next free G,
 //                                      by compare_set
@@ -45,6 +54,7 @@ constexpr const char* kHealVariable = "LOCKSTEP_HEAL";
 constexpr const char* kGenerationVariable = "LOCKSTEP_GENERATION";
 constexpr const char* kPlaceMemoryVariable = "LOCKSTEP_PLACE_MEMORY";
 constexpr const char* kStandbyHeals = "heals";
+constexpr const char* kStandbyHealsWhole = "heals whole: ";
 constexpr const char* kStandbyHealsNoMore = "heals no more";
 
 // Returns whether this process is a worker of a job that heals.
@@ -57,6 +67,14 @@ int generation_joined();
 // Returns the key in the workers' store that says why `generation` begins.
 std::string generation_key(int generation);
 
+// The value of that key.
+struct GenerationNotice {
+  std::string cause{};        // one line
+  std::vector<int> places{};  // in ascending order; empty if all are left
+};
+std::string text_of(const GenerationNotice& notice);
+GenerationNotice generation_notice_of(const std::string& text);
+
 // Returns the key that a worker whose training has ended writes.
 std::string training_ended_key();
 
@@ -68,9 +86,10 @@ std::string training_ended_key();
 FileDescriptor take_place_memory();
 
 // Says that this worker's training can be healed from now on, or that it has
-// ended or cannot be healed any more. Does nothing in a process that is not a
-// worker of a launch with standby processes.
-void tell_agent_heals(bool heals);
+// ended or cannot be healed any more. `why_whole`: why it cannot go on with
+// fewer ranks, in up to 200 bytes; empty if it can. Does nothing in a process
+// that is not a worker of a launch that heals or has standby processes.
+void tell_agent_heals(bool heals, const std::string& why_whole = {});
 
 // ---- The agent's side ----
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/worker/worker_call.h"
@@ -52,7 +53,7 @@ class SilentStore {
 
 TEST(Announcement, DoesNotWaitForTheStore) {
   SilentStore store;
-  Announcement one(store.name(), 2, 1, 3, "rank 1 failed");
+  Announcement one(store.name(), 2, 1, 3, {.cause = "rank 1 failed"});
   EXPECT_EQ(one.look(), State::asked);
   store.accept();
   const WorkerCall call = store.next_call();
@@ -67,28 +68,35 @@ TEST(Announcement, DoesNotWaitForTheStore) {
 
 TEST(Announcement, TakesTheNextNumberThatNoOtherNodeHas) {
   SilentStore store;
-  Announcement one(store.name(), 0, 1, 2, "rank 1 failed");
+  Announcement one(store.name(), 0, 1, 2,
+                   {.cause = "rank 1 failed", .places = {0, 2, 3}});
   store.accept();
   EXPECT_EQ(store.next_call().key, "heal/0/generation/1");
   store.answer({.kind = WorkerReply::Kind::value, .text = "rank 5 failed"});
   EXPECT_EQ(one.look(), State::asked);
-  EXPECT_EQ(store.next_call().key, "heal/0/generation/2");
+  const WorkerCall second = store.next_call();
+  EXPECT_EQ(second.key, "heal/0/generation/2");
+  const auto notice = generation_notice_of(second.value);
+  EXPECT_EQ(notice.cause, "rank 1 failed");
+  EXPECT_EQ(notice.places, std::vector<int>({0, 2, 3}));
   store.answer({.kind = WorkerReply::Kind::value, .text = "rank 4 failed"});
   EXPECT_EQ(one.look(), State::none_free);
 }
 
 TEST(Announcement, OfNoNumberIsNotMade) {
-  Announcement one("lockstep-test-no-store", 0, 3, 2, "rank 1 failed");
+  Announcement one("lockstep-test-no-store", 0, 3, 2,
+                   {.cause = "rank 1 failed"});
   EXPECT_EQ(one.look(), State::none_free);
 }
 
 TEST(Announcement, AStoreThatGoesIsAnError) {
   SilentStore store;
-  Announcement one(store.name(), 0, 1, 2, "rank 1 failed");
+  Announcement one(store.name(), 0, 1, 2, {.cause = "rank 1 failed"});
   store.accept();
   store.hang_up();
   EXPECT_THROW(one.look(), WorkerStoreLost);
-  EXPECT_THROW(Announcement("lockstep-test-no-store", 0, 1, 2, "rank 1 failed"),
+  EXPECT_THROW(Announcement("lockstep-test-no-store", 0, 1, 2,
+                            {.cause = "rank 1 failed"}),
                WorkerStoreLost);
 }
 

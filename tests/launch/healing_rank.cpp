@@ -9,11 +9,13 @@
 //
 //   rank R pid P learns of generation G: CAUSE
 //
+// and the places that are left, if there are fewer, in a line of their own.
 // It ends well when FOLDER holds a file "stop", and with the number in a file
 // "exit-P". With a file "hang-P" it makes no progress any more.
 //
 //   heals    does nothing else
 //   mute     rank 1 does not say "heals"
+//   whole    the training cannot go on with fewer ranks, "for a reason"
 //   fragile  a process that joins generation 1 fails before it says so
 //   late     a standby process is on its way until FOLDER holds a file "go"
 //   ends     a standby process ends well
@@ -101,7 +103,9 @@ int main(int argc, char** argv) {
     std::ofstream(folder / ("joined-" + pid))
         << now.tv_sec * ticks + now.tv_nsec * ticks / 1'000'000'000;
   }
-  if (scenario != "mute" || rank != "1") tell_agent_heals(true);
+  if (scenario != "mute" || rank != "1") {
+    tell_agent_heals(true, scenario == "whole" ? "for a reason" : "");
+  }
   std::cout << who + " attempt " + variable("TORCHELASTIC_RESTART_COUNT") +
                    " generation " + std::to_string(generation) + " memory " +
                    exchange_memory(pid) + " errors " +

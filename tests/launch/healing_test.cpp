@@ -36,11 +36,12 @@ class Healing : public StandbyJob {
                                             std::vector<std::string> options,
                                             int workers = 2) {
     options.insert(options.begin(),
-                   {"--heal", "--nproc-per-node=" + std::to_string(workers)});
+                   {heal_, "--nproc-per-node=" + std::to_string(workers)});
     auto job = StandbyJob::start_job(kRank, scenario, std::move(options));
     job->await_output(" generation 0 ", workers);
     return job;
   }
+  std::string heal_ = "--heal";
   // Whether all threads of the process have ended, and its parent can reap it.
   static bool is_zombie(pid_t pid) {
     const auto fields = stat_fields(pid);
@@ -278,6 +279,99 @@ TEST_F(Healing, NoneIsHealedIfTheProgramCannotStandBy) {
   EXPECT_EQ(job->finish().exit_code, 0) << job->err();
 }
 
+class Shrinking : public Healing {
+ protected:
+  Shrinking() { heal_ = "--heal=shrink"; }
+};
+
+TEST_F(Shrinking, TheOthersGoOnAndAreNumberedAnew) {
+  const auto report = scratch() / "report.json";
+  auto job =
+      start_job("heals", {"--max-restarts=3", "--report", report.string()}, 3);
+  const pid_t zero = pid_of(0);
+  const pid_t one = pid_of(1);
+  const pid_t two = pid_of(2);
+  const std::string cause = "rank 1 failed: killed by SIGKILL (exit code 137)";
+  ASSERT_EQ(::kill(one, SIGKILL), 0);
+  for (const auto& rank : {who(0, zero), who(2, two)}) {
+    job->await_output(rank + " learns of generation 1: " + cause +
+                      "\nplaces 0 and 2\n");
+  }
+  job->await_error(cause + "; the job goes on with 2 ranks: healing 1 of 3\n");
+  const json now = status();
+  EXPECT_EQ(now["world_size"], 2);
+  EXPECT_EQ(now["workers"][1]["rank"], -1);
+  EXPECT_EQ(now["workers"][2]["rank"], 1) << now.dump(2);
+  EXPECT_THAT(run_command({"status", name()}).out,
+              HasSubstr("restart 1 of 3, 1 of them healings; 2 of 3 workers"));
+
+  // The process that is rank 1 now.
+  ASSERT_EQ(::kill(two, SIGKILL), 0);
+  job->await_output(who(0, zero) + " learns of generation 2: " + cause +
+                    "\nplace 0\n");
+  job->await_error(cause + "; the job goes on with 1 rank: healing 2 of 3\n");
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, " generation 0 "), 3) << result.out;
+
+  const json all = json::parse(read_file(report));
+  EXPECT_EQ(all["result"], "succeeded");
+  EXPECT_EQ(all["healings"], 2);
+  EXPECT_EQ(all["world_size"], 1);
+  ASSERT_EQ(all["healed"].size(), 2u) << all.dump(2);
+  EXPECT_EQ(all["healed"][0]["pid"], one);
+  EXPECT_TRUE(all["healed"][0]["new_pid"].is_null());
+  EXPECT_EQ(all["healed"][1]["rank"], 1);
+  EXPECT_EQ(all["healed"][1]["local_rank"], 2);
+}
+
+TEST_F(Shrinking, AllRestartIfTheTrainingCannotGoOnWithFewerRanks) {
+  auto job = start_job("whole", {"--max-restarts=1"});
+  kill_worker(1);
+  job->await_error(kNotHealed +
+                   std::string("no standby process can come any more, and the "
+                               "training cannot go on with fewer ranks: for a "
+                               "reason\n"));
+  job->await_output(" attempt 1 generation 0 ", 2);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Shrinking, AllRestartIfNoRankIsLeft) {
+  auto job = start_job("heals", {"--max-restarts=2"});
+  kill_worker(0);
+  job->await_error("the job goes on with 1 rank: healing 1 of 2\n");
+  kill_worker(1);
+  job->await_error(kNotHealed + std::string("no rank is left\n"));
+  // All of them.
+  job->await_output(" attempt 2 generation 0 ", 2);
+  EXPECT_EQ(status()["world_size"], 2);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+// A standby process has 30 s to come. After that the ranks have other numbers,
+// also for the next process that takes a place.
+TEST_F(Shrinking, AProcessThatComesTooLateTakesALaterPlace) {
+  auto job = start_job("late", {"--max-restarts=2", "--standby=1"}, 3);
+  const pid_t two = pid_of(2);
+  kill_worker(0);
+  job->await_error("its place waits for a standby process\n");
+  job->await_error("the job goes on with 2 ranks: healing 1 of 2\n",
+                   std::chrono::seconds(60));
+  std::ofstream(scratch() / "go") << "now\n";
+  ASSERT_NO_FATAL_FAILURE(await_standby(1, 1));
+  ASSERT_EQ(::kill(two, SIGKILL), 0);
+  job->await_output(" learns of generation 2: rank 1 failed");
+  job->await_output(" attempt 0 generation 2 memory " + std::to_string(two));
+  EXPECT_EQ(status()["world_size"], 2);
+  EXPECT_THAT(job->out(), HasSubstr(who(1, pid_of(2)) + " attempt 0 "));
+  job->await_error("takes the place of rank 1: healing 2 of 2\n");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
 TEST_F(Healing, OptionsWithWhichNoneCanBeHealedAreRefused) {
   const auto refused = [&](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "--heal");
@@ -294,6 +388,11 @@ TEST_F(Healing, OptionsWithWhichNoneCanBeHealedAreRefused) {
   EXPECT_THAT(refused({"--standby=1", "--max-restarts=1", "--nnodes=2",
                        "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:1"}),
               HasSubstr("--rdzv-backend=c10d; leave out one of them"));
+  EXPECT_THAT(refused({"--heal=grow", "--max-restarts=1"}),
+              HasSubstr("--heal is \"grow\"; allowed are replace and shrink"));
+  EXPECT_THAT(refused({"--heal=shrink", "--max-restarts=1", "--nnodes=1:2",
+                       "--rdzv-insecure", "--rdzv-endpoint=127.0.0.1:1"}),
+              HasSubstr("--heal=shrink is for one host, and --nnodes is 1:2"));
 }
 
 using HealingNodes = NodesTest;

@@ -241,14 +241,17 @@ std::vector<Outcome> await_outcomes(JobLink& link, int64_t number,
     }
     const JobStatus status = link.watch();
     std::vector<Outcome> outcomes;
+    size_t ranks = 0;
     for (const WorkerStatus& worker : status.workers) {
+      if (worker.rank < 0) continue;
+      ++ranks;
       const auto rank = link.board().read(worker.local_rank);
       const bool late = deadline.expired() || (is_stopped && !rank);
       auto outcome = outcome_of(worker, rank, number,
                                 link.board().last_profile().number, late);
       if (outcome) outcomes.push_back(std::move(*outcome));
     }
-    if (outcomes.size() == status.workers.size()) return outcomes;
+    if (outcomes.size() == ranks) return outcomes;
     std::this_thread::sleep_for(kLookInterval);
   }
 }

@@ -52,6 +52,7 @@ JobStacks stacks_of(const std::string& job) {
   const JobView view = view_of(first, first);
   JobStacks all{.run_id = view.status.run_id};
   for (const WorkerView& worker : view.workers) {
+    if (worker.worker.rank < 0) continue;
     const int place = worker.worker.local_rank;
     const auto& known = first.ranks[static_cast<size_t>(place)];
     while (known && worker.state != "stopped" && !answered(place) &&

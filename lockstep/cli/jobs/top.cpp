@@ -202,7 +202,7 @@ class Events {
           before.workers, worker.worker.pid,
           [](const WorkerView& each) { return each.worker.pid; });
       if (was == before.workers.end()) continue;
-      const std::string rank = "rank " + std::to_string(worker.worker.rank);
+      const std::string rank = "rank " + std::to_string(was->worker.rank);
       if (worker.state != was->state) {
         add(time, rank + ": " + worker.state + " (was " + was->state + ")");
       }

@@ -57,7 +57,9 @@ using Worker = WorkerView;
 using Key = std::optional<double>;
 constexpr std::array kColumns{
     Column{"rank", 1, true, false,
-           [](const Worker& w) { return std::to_string(w.worker.rank); },
+           [](const Worker& w) {
+             return w.worker.rank < 0 ? "-" : std::to_string(w.worker.rank);
+           },
            [](const Worker& w) { return Key(-w.worker.rank); }},
     Column{"pid", 14, true, false,
            [](const Worker& w) { return std::to_string(w.worker.pid); },

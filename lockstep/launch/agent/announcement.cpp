@@ -8,15 +8,18 @@
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/worker_call.h"
 #include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 
 Announcement::Announcement(const std::string& store_socket, int attempt,
-                           int first, int most, std::string cause)
-    : attempt_(attempt), most_(most), cause_(std::move(cause)), next_(first) {
+                           int first, int most, GenerationNotice notice)
+    : attempt_(attempt),
+      most_(most),
+      notice_(std::move(notice)),
+      text_(text_of(notice_)),
+      next_(first) {
   if (next_ > most_) return;
   socket_ = connect_to(store_socket, SocketKind::stream);
   if (!socket_) {
@@ -30,7 +33,7 @@ void Announcement::ask() {
   const std::string bytes = with_length(
       bytes_of(WorkerCall{.operation = WorkerCall::Operation::compare_set,
                           .key = generation_key(attempt_, next_),
-                          .value = cause_}));
+                          .value = text_}));
   // The socket's buffer is empty, and takes more than one call.
   const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(),
                               MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -48,7 +51,7 @@ Announcement::State Announcement::look() {
           throw WorkerStoreLost("the workers' store takes no key: " +
                                 reply.text);
         }
-        if (reply.text == cause_) return State::made;
+        if (reply.text == text_) return State::made;
         // Another node has announced this one.
         if (++next_ <= most_) ask();
         continue;

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/message_bytes.h"
+#include "lockstep/worker/healing_place.h"
 
 namespace lockstep::internal {
 
@@ -15,17 +16,17 @@ class Announcement {
  public:
   // Connects to the workers' store (WorkerStoreService::name_for()) and asks
   // for the first free number from `first` to `most`. `attempt` is
-  // TORCHELASTIC_RESTART_COUNT. `cause`, in one line, names a rank of this
+  // TORCHELASTIC_RESTART_COUNT. The cause of `notice` names a rank of this
   // node, so that no other node announces the same. Throws WorkerStoreLost.
   Announcement(const std::string& store_socket, int attempt, int first,
-               int most, std::string cause);
+               int most, GenerationNotice notice);
 
   enum class State { asked, made, none_free };
   // Takes the answers that have come. Throws WorkerStoreLost.
   State look();
   // The generation that was announced, once it is made.
   int generation() const { return next_; }
-  const std::string& cause() const { return cause_; }
+  const GenerationNotice& notice() const { return notice_; }
   int fd() const { return socket_.get(); }
 
  private:
@@ -33,7 +34,8 @@ class Announcement {
 
   const int attempt_;
   const int most_;
-  const std::string cause_;
+  const GenerationNotice notice_;
+  const std::string text_;
   int next_;
   FileDescriptor socket_{};
   MessageBuffer input_{};

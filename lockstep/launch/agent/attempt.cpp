@@ -169,14 +169,23 @@ Attempt::Healing Attempt::heal() {
   if (!store_) return cannot("the workers have no store of the launcher's");
   const int places =
       parts_.standby != nullptr ? parts_.standby->processes() : 0;
-  if (places == 0) return cannot("no standby process can come any more");
+  // Whether the others may go on without those that failed, and why not.
+  const bool may_shrink = parts_.options.workers.shrinks;
+  const auto why_whole = may_shrink ? workers_.why_not_without() : std::nullopt;
+  const bool shrinks = may_shrink && !why_whole;
+  const auto cannot_replace = [&](const std::string& why) {
+    return cannot(why_whole ? why + ", and " + *why_whole : why);
+  };
+  if (places == 0 && !shrinks) {
+    return cannot_replace("no standby process can come any more");
+  }
   if (!heal_) {
     heal_.emplace(Heal{.until = Deadline::after(kHealAllowance),
                        .kill_hung_at = Deadline::after(
                            parts_.options.failure_shutdown_timeout)});
   }
   const bool late = heal_->until.expired();
-  if (heal_->announcement) return announce(heal_->announcement->cause(), late);
+  if (heal_->announcement) return announce(heal_->announcement->notice(), late);
   Healing healing;
   std::vector<WorkerFailure> failures = workers_.failures();
   if (failures.size() < workers_.lost().size()) {
@@ -189,14 +198,17 @@ Attempt::Healing Attempt::heal() {
   }
   heal_->kill_hung_at.reset();
   const auto count = std::min(failures.size(), static_cast<size_t>(places));
-  failures.resize(count);
+  const bool none_waits =
+      count == 0 || parts_.standby->waiting() < static_cast<int>(count);
+  heal_->shrinks = shrinks && none_waits && (late || count == 0);
+  if (!heal_->shrinks) failures.resize(count);
   for (const AlikeFailures& each : alike(failures)) {
     healing.cause += (healing.cause.empty() ? "" : "; ") + summary(each);
   }
-  if (parts_.standby->waiting() < static_cast<int>(count)) {
+  if (none_waits && !heal_->shrinks) {
     if (late) {
-      return cannot("no standby process has come within " +
-                    seconds_text(kHealAllowance));
+      return cannot_replace("no standby process has come within " +
+                            seconds_text(kHealAllowance));
     }
     refill_at_.reset();
     parts_.standby->refill();
@@ -205,18 +217,26 @@ Attempt::Healing Attempt::heal() {
   }
   if (heal_->announce_at && !heal_->announce_at->expired()) return healing;
   heal_->announce_at.reset();
+  GenerationNotice notice{.cause = healing.cause};
+  std::vector<int> given_up;
+  for (const WorkerFailure& failure : failures) {
+    if (heal_->shrinks) given_up.push_back(failure.local_rank);
+  }
+  auto left = workers_.places_without(given_up);
+  if (left.size() < workers_.size()) notice.places = std::move(left);
   heal_->failures = std::move(failures);
-  return announce(healing.cause, late);
+  return announce(std::move(notice), late);
 }
 
-Attempt::Healing Attempt::announce(const std::string& cause, bool late) {
-  Healing healing{.cause = cause};
+Attempt::Healing Attempt::announce(GenerationNotice notice, bool late) {
+  Healing healing{.cause = notice.cause};
   try {
     auto& announcement = heal_->announcement;
     if (!announcement) {
       announcement.emplace(
           store_socket_, plan_.restarts_used, generation_ + 1,
-          parts_.options.workers.max_restarts - plan_.restarts_used, cause);
+          parts_.options.workers.max_restarts - plan_.restarts_used,
+          std::move(notice));
       heal_->answer_until = Deadline::after(kAnnounceAllowance);
     }
     const auto state = announcement->look();
@@ -226,7 +246,10 @@ Attempt::Healing Attempt::announce(const std::string& cause, bool late) {
     if (state == Announcement::State::made) {
       const int generation = announcement->generation();
       const auto failures = std::move(heal_->failures);
-      replace(failures, generation, healing);
+      if (heal_->shrinks) {
+        workers_.keep_places(announcement->notice().places);
+      }
+      begin_generation(failures, generation, healing);
       return healing;
     }
     if (!heal_->answer_until->expired()) return healing;
@@ -256,16 +279,20 @@ int Attempt::look_for_generations() {
   return generation_;
 }
 
-void Attempt::replace(std::span<const WorkerFailure> failures, int generation,
-                      Healing& healing) {
+void Attempt::begin_generation(std::span<const WorkerFailure> failures,
+                               int generation, Healing& healing) {
   generation_ = generation;
   for (const WorkerFailure& failure : failures) {
     const auto place = static_cast<size_t>(failure.local_rank);
     publishers_[place] = 0;
     if (parts_.board != nullptr) parts_.board->clear(failure.local_rank);
-    // If the process has just died, another one joins the next generation.
-    if (const auto pid = workers_.replace(failure.local_rank, generation)) {
-      healing.replaced.push_back({generation, failure, *pid});
+    // If the process that takes the place has just died, another one joins the
+    // next generation.
+    if (heal_->shrinks) {
+      healing.healed.push_back({generation, failure});
+    } else if (const auto pid =
+                   workers_.replace(failure.local_rank, generation)) {
+      healing.healed.push_back({generation, failure, *pid});
     }
   }
   heal_.reset();

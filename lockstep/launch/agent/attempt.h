@@ -102,11 +102,11 @@ class Attempt : public Pollable {
 
   // For a job that heals (worker/healing_place.h), if workers().failed() and
   // the attempt is not stopping(): has standby processes take the places of the
-  // workers that failed, or waits for some to come. Must be called after each
-  // wait then.
+  // workers that failed, or waits for some to come, or gives the places up.
+  // Must be called after each wait then.
   struct Healing {
-    std::string cause{};                    // in one line
-    std::vector<HealedFailure> replaced{};  // now
+    std::string cause{};                  // in one line
+    std::vector<HealedFailure> healed{};  // now
     // If this text is not empty, the failure cannot be healed, and the attempt
     // must be stopped.
     std::string why_not{};
@@ -149,17 +149,19 @@ class Attempt : public Pollable {
     std::optional<Deadline> kill_hung_at{};
     std::optional<Deadline> announce_at{};  // again; nothing if now
     bool tells_of_wait = true;
-    // The failures that are being announced, and when that is given up.
+    // The failures that are being announced, whether their places are given up,
+    // and when the announcement is.
     std::vector<WorkerFailure> failures{};
+    bool shrinks = false;
     std::optional<Announcement> announcement{};
     std::optional<Deadline> answer_until{};
   };
 
   // Announces the next generation for Heal::failures, and has standby processes
-  // take the places once that is done.
-  Healing announce(const std::string& cause, bool late);
-  void replace(std::span<const WorkerFailure> failures, int generation,
-               Healing& healing);
+  // take the places once that is done, or gives them up.
+  Healing announce(GenerationNotice notice, bool late);
+  void begin_generation(std::span<const WorkerFailure> failures, int generation,
+                        Healing& healing);
   // Begins to serve the workers a store, if they get one.
   std::unique_ptr<WorkerStoreService> serve_store();
   void begin_to_look_for_hangs();

@@ -78,7 +78,7 @@ json failure_json(const WorkerFailure& failure, const std::string& host) {
 json healed_json(const HealedFailure& healed, const std::string& host) {
   json all = failure_json(healed.failure, host);
   all["generation"] = healed.generation;
-  all["new_pid"] = healed.pid;
+  all["new_pid"] = healed.pid != 0 ? json(healed.pid) : json(nullptr);
   return all;
 }
 

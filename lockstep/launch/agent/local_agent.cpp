@@ -311,19 +311,26 @@ bool LocalAgent::heal() {
     report_(healing.cause + "\n  its place waits for a standby process");
   }
   round_.generation = attempt_->generation();
-  if (healing.replaced.empty()) return true;
+  if (healing.healed.empty()) return true;
   std::string places;
-  for (const HealedFailure& one : healing.replaced) {
+  for (const HealedFailure& one : healing.healed) {
+    outcome_->healed.push_back(one);
+    if (one.pid == 0) continue;
     places +=
-        (places.empty() ? "process " : ", ") + std::to_string(one.pid) +
+        (places.empty() ? "\n  standby process " : ", ") +
+        std::to_string(one.pid) +
         (places.empty() ? " takes the place of rank " : " that of rank ") +
         std::to_string(one.failure.rank);
-    outcome_->healed.push_back(one);
   }
-  report_(healing.cause + "\n  standby " + places + ": healing " +
+  if (places.empty()) {
+    place_->world_size = attempt_->workers().world_size();
+    places = "; the job goes on with " + std::to_string(place_->world_size) +
+             (place_->world_size == 1 ? " rank" : " ranks");
+  }
+  report_(healing.cause + places + ": healing " +
           std::to_string(restarts_used()) + " of " +
           std::to_string(options_.workers.max_restarts));
-  end_what_was_left_by(healing.replaced);
+  end_what_was_left_by(healing.healed);
   return true;
 }
 

@@ -345,6 +345,7 @@ bool MetricsEndpoint::serve(Client& client) const {
 std::string metrics_text(const JobStatus& job, const StatusBoard& board) {
   std::vector<Rank> ranks;
   for (const WorkerStatus& worker : job.workers) {
+    if (worker.rank < 0) continue;
     const bool runs = !worker.exit_code;
     ranks.push_back({worker,
                      runs ? board.read(worker.local_rank) : std::nullopt,

@@ -68,8 +68,9 @@ std::vector<std::string> worker_environment(
   } else {
     set_number("LOCAL_RANK", worker.local_rank);
   }
-  set_number("RANK", place.first_rank + worker.local_rank);
-  set_number("ROLE_RANK", place.first_role_rank + worker.local_rank);
+  const int rank = worker.rank.value_or(place.first_rank + worker.local_rank);
+  set_number("RANK", rank);
+  set_number("ROLE_RANK", place.first_role_rank + rank - place.first_rank);
   set_number("GROUP_RANK", place.node_rank);
   set(entries, "ROLE_NAME", worker.role);
   set_number("LOCAL_WORLD_SIZE", worker.local_world_size);

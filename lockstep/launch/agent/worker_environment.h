@@ -14,6 +14,9 @@ struct WorkerIdentity {
   int local_rank = 0;
   int local_world_size = 1;
   std::optional<NodePlace> place{};  // unset if there is one node
+  // Its rank, if that is not `place.first_rank` + `local_rank`, because places
+  // of its node were given up.
+  std::optional<int> rank{};
   std::string role = "default";
   std::string master_addr = "127.0.0.1";
   int master_port = 0;

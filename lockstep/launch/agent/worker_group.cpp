@@ -139,7 +139,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
       surroundings_(surroundings),
       mux_(mux),
       standby_(standby),
-      first_rank_(plan.place.first_rank),
+      place_(plan.place),
       no_input_(open_null(O_RDONLY)),
       oom_kills_before_(oom_kills()) {
   open_filtered_logs(options.output, directory, plan.round, mux);
@@ -153,8 +153,8 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
 
 std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(int local_rank,
                                                              int generation) {
-  const int rank = first_rank_ + local_rank;
   const auto at = static_cast<size_t>(local_rank);
+  const int rank = rank_of(at);
   const auto path =
       directory_.worker_directory(plan_.round, local_rank, generation);
   Program program = options_.program;
@@ -162,11 +162,13 @@ std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(int local_rank,
 
   WorkerIdentity identity;
   identity.local_rank = local_rank;
-  identity.place = plan_.place;
+  identity.place = place_;
+  identity.rank = rank;
   identity.master_addr = plan_.master_addr;
   identity.master_port = plan_.master_port;
   identity.restart_count = plan_.restarts_used;
-  identity.local_world_size = options_.nproc_per_node;
+  identity.local_world_size =
+      place_.nnodes == 1 ? place_.world_size : options_.nproc_per_node;
   identity.role = options_.role;
   identity.max_restarts = options_.max_restarts;
   identity.run_id = options_.run_id;
@@ -217,16 +219,20 @@ std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(int local_rank,
 
 std::optional<WorkerGroup::Worker> WorkerGroup::start_process(
     const ChildStart& start, bool only_standby) {
-  if (standby_ == nullptr) return Worker{.process = start_program(start)};
+  if (standby_ == nullptr && !options_.heals) {
+    return Worker{.process = start_program(start)};
+  }
   const auto with_socket = [&](ChildProcess process, FileDescriptor socket) {
     return Worker{.process = std::move(process),
                   .environment = start.environment,
                   .streams = stream_marks(start.stdout_fd, start.stderr_fd),
                   .socket = std::move(socket)};
   };
-  if (auto taken = take_standby(*standby_, start)) {
-    ++stood_by_;
-    return with_socket(std::move(taken->process), std::move(taken->socket));
+  if (standby_ != nullptr) {
+    if (auto taken = take_standby(*standby_, start)) {
+      ++stood_by_;
+      return with_socket(std::move(taken->process), std::move(taken->socket));
+    }
   }
   if (only_standby) return std::nullopt;
   auto [own, theirs] = standby_sockets(start.what);
@@ -253,10 +259,24 @@ std::filesystem::path WorkerGroup::progress_file(int local_rank) const {
          HangFinder::kProgressFile;
 }
 
+bool WorkerGroup::is_own(size_t local_rank) const {
+  const Worker::Stage stage = workers_[local_rank].stage;
+  return stage != Worker::Stage::kept && stage != Worker::Stage::given_up;
+}
+
+int WorkerGroup::rank_of(size_t local_rank) const {
+  int rank = place_.first_rank;
+  for (size_t at = 0; at < local_rank; ++at) {
+    rank += workers_[at].stage != Worker::Stage::given_up;
+  }
+  return rank;
+}
+
 std::vector<int> WorkerGroup::lost() const {
   std::vector<int> all;
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
+    if (worker.stage == Worker::Stage::given_up) continue;
     if (worker.hung ||
         (worker.process.ended() && worker.process.exit_code() != 0)) {
       all.push_back(static_cast<int>(at));
@@ -275,8 +295,8 @@ std::optional<std::string> WorkerGroup::why_not_healed() {
   if (gone.empty()) return "a rank of this node seems to be the cause";
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
-    const std::string rank =
-        "rank " + std::to_string(first_rank_ + static_cast<int>(at));
+    if (worker.stage == Worker::Stage::given_up) continue;
+    const std::string rank = "rank " + std::to_string(rank_of(at));
     if (worker.ended_training) {
       return rank + " has ended its training, or cannot be healed any more";
     }
@@ -288,10 +308,43 @@ std::optional<std::string> WorkerGroup::why_not_healed() {
       return rank + " has ended well";
     }
   }
-  if (gone.size() == workers_.size() && plan_.place.nnodes == 1) {
+  if (place_.nnodes == 1 && places_without(gone).empty()) {
     return "no rank is left";
   }
   return std::nullopt;
+}
+
+std::optional<std::string> WorkerGroup::why_not_without() const {
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    if (!is_own(at) || workers_[at].why_whole.empty()) continue;
+    return "the training cannot go on with fewer ranks: " +
+           workers_[at].why_whole;
+  }
+  return std::nullopt;
+}
+
+std::vector<int> WorkerGroup::places_without(
+    const std::vector<int>& given_up) const {
+  std::vector<int> left;
+  for (int place = 0; place < static_cast<int>(workers_.size()); ++place) {
+    if (is_own(static_cast<size_t>(place)) &&
+        std::ranges::count(given_up, place) == 0) {
+      left.push_back(place);
+    }
+  }
+  return left;
+}
+
+void WorkerGroup::keep_places(const std::vector<int>& local_ranks) {
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    if (std::ranges::count(local_ranks, static_cast<int>(at)) > 0) continue;
+    workers_[at].stage = Worker::Stage::given_up;
+    workers_[at].socket.reset();
+  }
+  place_.world_size = static_cast<int>(local_ranks.size());
+  place_.role_world_size = place_.world_size;
+  failed_ = !lost().empty();
+  oom_kills_before_ = oom_kills();
 }
 
 std::optional<pid_t> WorkerGroup::replace(int local_rank, int generation) {
@@ -305,6 +358,7 @@ std::optional<pid_t> WorkerGroup::replace(int local_rank, int generation) {
   // Workers of this attempt have left init_process_group(), so it may, too.
   next->stage = Worker::Stage::left;
   next->heals = true;
+  next->why_whole = worker.why_whole;
   next->joins = true;
   std::destroy_at(&worker);
   std::construct_at(&worker, std::move(*next));
@@ -367,7 +421,7 @@ void WorkerGroup::handle_poll_entries(std::span<const pollfd> entries) {
 
 bool WorkerGroup::hear(Worker& worker) {
   using Stage = Worker::Stage;
-  std::array<char, 64> bytes;
+  std::array<char, 256> bytes;
   const ssize_t count =
       ::recv(worker.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
   if (count < 0 && errno == EINTR) return true;
@@ -377,8 +431,12 @@ bool WorkerGroup::hear(Worker& worker) {
     return false;
   }
   const std::string_view words(bytes.data(), static_cast<size_t>(count));
-  if (words == kStandbyHeals) {
+  const bool is_whole = words.starts_with(kStandbyHealsWhole);
+  if (words == kStandbyHeals || is_whole) {
     worker.heals = true;
+    worker.why_whole =
+        is_whole ? words.substr(std::string_view(kStandbyHealsWhole).size())
+                 : std::string_view();
     worker.joins = false;
     worker.stage = Stage::left;
   } else if (words == kStandbyHealsNoMore) {
@@ -448,7 +506,7 @@ std::vector<WorkerStatus> WorkerGroup::statuses() const {
     if (workers_[at].stage == Worker::Stage::kept) continue;
     WorkerStatus status;
     status.local_rank = static_cast<int>(at);
-    status.rank = first_rank_ + status.local_rank;
+    status.rank = is_own(at) ? rank_of(at) : -1;
     status.pid = process.pid();
     if (process.ended()) {
       status.exit_code = process.exit_code();
@@ -463,7 +521,7 @@ std::string WorkerGroup::name_running() const {
   std::vector<int> ranks;
   for (size_t at = 0; at < workers_.size(); ++at) {
     if (!workers_[at].process.ended()) {
-      ranks.push_back(first_rank_ + static_cast<int>(at));
+      ranks.push_back(rank_of(at));
     }
   }
   return name_numbers("rank", ranks);
@@ -482,11 +540,12 @@ void WorkerGroup::set_ended(pid_t pid, int wait_status) {
 NamedRanks WorkerGroup::named_ranks() const {
   NamedRanks named;
   for (size_t at = 0; at < workers_.size(); ++at) {
+    if (workers_[at].stage == Worker::Stage::given_up) continue;
     const auto record = read_error_file(workers_[at].error_file);
     for (const int rank : record.named) {
-      named.emplace(
-          rank, "rank " + std::to_string(first_rank_ + static_cast<int>(at)) +
-                    ": " + record.message.substr(0, record.message.find('\n')));
+      named.emplace(rank,
+                    "rank " + std::to_string(rank_of(at)) + ": " +
+                        record.message.substr(0, record.message.find('\n')));
     }
   }
   return named;
@@ -496,7 +555,7 @@ void WorkerGroup::look_for_causes(const NamedRanks& named) {
   named_elsewhere_ = named;
   for (size_t at = 0; at < workers_.size(); ++at) {
     const auto record = read_error_file(workers_[at].error_file);
-    const int rank = first_rank_ + static_cast<int>(at);
+    const int rank = rank_of(at);
     if (record.kind == FailureKind::cause
             ? !workers_[at].process.ended()
             : record.kind != FailureKind::echo && named.contains(rank)) {
@@ -512,7 +571,7 @@ bool WorkerGroup::spare_named() {
     Worker& worker = workers_[at];
     worker.is_spared =
         !worker.process.ended() && !worker.hung &&
-        named.contains(first_rank_ + static_cast<int>(at)) &&
+        named.contains(rank_of(at)) &&
         read_error_file(worker.error_file).kind != FailureKind::echo;
     any = any || worker.is_spared;
   }
@@ -544,9 +603,9 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
     const ChildProcess& process = worker.process;
-    if (worker.stage == Worker::Stage::kept) continue;
+    if (!is_own(at)) continue;
     WorkerFailure failure;
-    failure.rank = first_rank_ + static_cast<int>(at);
+    failure.rank = rank_of(at);
     if (process.ended()) {
       failure.exit_code = process.exit_code();
       failure.signal = process.ending_signal();

@@ -30,7 +30,8 @@ struct WorkerGroupOptions {
   Program program{};
   int nproc_per_node = 1;
   int max_restarts = 0;
-  bool heals = false;  // --heal: worker/healing_place.h
+  bool heals = false;    // --heal: worker/healing_place.h
+  bool shrinks = false;  // --heal=shrink; only with `heals`
   std::string role = "default";
   std::string run_id{};
   std::string agent_socket{};  // AgentSocket::name(); empty if there is none
@@ -51,7 +52,8 @@ struct WorkerGroupOptions {
 // one terminal, each would get some of its lines by chance. Reads what the
 // workers say that may be called back: one that was, and stands by, is given to
 // the StandbyPool and is not a worker of this group any more. If the job heals,
-// a standby process can take the place of a worker that failed. For one thread.
+// a standby process can take the place of a worker that failed, or the place is
+// given up and the ranks are numbered anew. For one thread.
 class WorkerGroup {
  public:
   // Starts every worker. If one cannot be started, kills those that were
@@ -89,6 +91,8 @@ class WorkerGroup {
   void set_ended(pid_t pid, int wait_status);
 
   size_t size() const { return workers_.size(); }
+  // The ranks of all nodes. Fewer than at first after keep_places().
+  int world_size() const { return place_.world_size; }
   size_t running() const;
   std::set<pid_t> pids() const;
   int stood_by() const { return stood_by_; }  // how many were standby processes
@@ -114,7 +118,7 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next five are for a job that heals, before settle().
+  // The next eight are for a job that heals, before settle().
 
   // Returns the local ranks of the workers that failed and are not replaced.
   std::vector<int> lost() const;
@@ -124,6 +128,15 @@ class WorkerGroup {
   // Gives the place of a worker that failed and has ended to a standby process,
   // which joins `generation`. Returns the process; nothing if none takes it.
   std::optional<pid_t> replace(int local_rank, int generation);
+  // Returns why the others cannot go on without the workers that failed, of
+  // which why_not_healed() is empty; nothing if they can.
+  std::optional<std::string> why_not_without() const;
+  // Returns the local ranks of the workers that the group is left with if
+  // these, which have failed and ended, are given up.
+  std::vector<int> places_without(const std::vector<int>& given_up) const;
+  // Leaves the group with the workers of these local ranks: the others are not
+  // its workers any more. The ranks are numbered from first_rank on.
+  void keep_places(const std::vector<int>& local_ranks);
   // Returns whether a process of replace() has not joined the others yet.
   bool any_joins() const;
   void kill_hung();  // SIGKILL to those of end_hung()
@@ -139,8 +152,17 @@ class WorkerGroup {
 
  private:
   struct Worker {
-    // Where a worker of a launch with standby processes is, as it has said.
-    enum class Stage { before_group, meets, has_met, left, called_back, kept };
+    // Where a worker of a launch with standby processes is, as it has said;
+    // and whether it is a worker of another group, or of none, now.
+    enum class Stage {
+      before_group,
+      meets,
+      has_met,
+      left,
+      called_back,
+      kept,
+      given_up
+    };
 
     ChildProcess process;
     std::filesystem::path error_file{};
@@ -148,8 +170,9 @@ class WorkerGroup {
     std::string streams{};    // stream_marks()
     FileDescriptor socket{};  // empty if the launch has no standby processes
     Stage stage = Stage::before_group;
-    bool heals = false;  // it, or one before it in its place, has said so
-    bool joins = false;  // it took a place, and has not said so itself
+    bool heals = false;       // it, or one before it in its place, has said so
+    std::string why_whole{};  // why it does not heal with fewer ranks
+    bool joins = false;       // it took a place, and has not said so itself
     bool ended_training = false;  // likewise
     bool is_spared = false;       // spare_named()
     bool was_stopped = false;     // it ended after settle() and was not spared
@@ -165,6 +188,9 @@ class WorkerGroup {
   std::optional<Worker> start_process(const ChildStart& start,
                                       bool only_standby);
   std::filesystem::path progress_file(int local_rank) const;
+  bool is_own(size_t local_rank) const;
+  // Returns the rank of a worker among those of this group.
+  int rank_of(size_t local_rank) const;
   // Returns false once the worker has no more to say.
   bool hear(Worker& worker);
 
@@ -176,7 +202,7 @@ class WorkerGroup {
   const Surroundings& surroundings_;
   OutputMux& mux_;
   StandbyPool* standby_;
-  const int first_rank_;
+  NodePlace place_;  // its world_size counts the workers of this group
   const FileDescriptor no_input_;
   // The memory of each place, if the job heals; by local rank.
   std::vector<FileDescriptor> memory_{};

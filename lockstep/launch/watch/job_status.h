@@ -12,7 +12,7 @@ namespace lockstep::internal {
 // One worker of an agent, in the attempt that runs or ran last.
 struct WorkerStatus {
   int local_rank = 0;
-  int rank = 0;
+  int rank = 0;  // -1 if the job goes on without it
   pid_t pid = 0;
   std::optional<int> exit_code{};  // nothing while it runs
   std::optional<int> signal{};     // that killed it

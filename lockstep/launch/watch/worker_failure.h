@@ -80,7 +80,7 @@ struct WorkerFailure {
 };
 
 // A worker that failed while the others went on (worker/healing_place.h), and
-// the process that took its place.
+// the process that took its place; 0 if the place was given up.
 struct HealedFailure {
   int generation = 0;  // that began with it
   WorkerFailure failure{};
