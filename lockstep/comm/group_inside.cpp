@@ -2,12 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include <c10/util/Exception.h>
 
+#include "lockstep/base/number_list.h"
 #include "lockstep/comm/backend_traits.h"
+#include "lockstep/comm/reconfigure.h"
 
 namespace lockstep::internal {
 
@@ -17,7 +20,8 @@ GroupInside::GroupInside(std::string name, int rank,
                          Generation generation, std::string backend_config,
                          bool checks_calls)
     : ProcessGroup(std::move(name), rank, std::move(global_ranks), timeout,
-                   std::move(backend_config), checks_calls) {
+                   std::move(backend_config), checks_calls),
+      origins_(global_ranks_) {
   begin_generation(std::move(generation));
 }
 
@@ -51,6 +55,46 @@ void GroupInside::end_generation() {
   now_.backends.clear();
   now_.store.reset();
   now_.life_signs.reset();
+}
+
+bool GroupInside::renumber(const std::vector<int>& members,
+                           const std::vector<int>& all) {
+  if (!why_lost_.empty()) return false;
+  std::vector<int> left;
+  std::vector<int> numbers;
+  std::vector<int> lost;
+  for (size_t at = 0; at < origins_.size(); ++at) {
+    const auto member = std::ranges::find(members, origins_[at]);
+    if (member == members.end()) {
+      lost.push_back(global_ranks_[at]);
+    } else {
+      left.push_back(origins_[at]);
+      numbers.push_back(static_cast<int>(member - members.begin()));
+    }
+  }
+  if (!lost.empty() && origins_ != all) {
+    why_lost_ = "group '" + name_ + "' of " +
+                name_numbers("rank", global_ranks_) + " has lost " +
+                name_numbers("rank", lost) +
+                ", and the job goes on with fewer ranks (--heal=shrink); use "
+                "the default group, or give --heal";
+    return false;
+  }
+  if (!lost.empty()) {
+    const std::lock_guard lock(splits_mutex_);
+    splits_.clear();  // the same numbers are other ranks now
+  }
+  const int own = origins_[static_cast<size_t>(rank_)];
+  rank_ = static_cast<int>(std::ranges::find(left, own) - left.begin());
+  global_ranks_ = std::move(numbers);
+  origins_ = std::move(left);
+  return true;
+}
+
+void GroupInside::set_world(const GroupInside& world) {
+  for (int& origin : origins_) {
+    origin = world.origins_[static_cast<size_t>(origin)];
+  }
 }
 
 GroupInside::~GroupInside() {
@@ -88,6 +132,7 @@ void GroupInside::refuse_in_child() const {
 }
 
 void GroupInside::refuse_without_generation() const {
+  if (!why_lost_.empty()) throw LostGroupError(why_lost_);
   throw c10::DistBackendError(
       "group '" + name_ +
       "' has lost a rank, and reconfigure() has not made it again");

@@ -30,8 +30,7 @@ class GroupInside final : public ProcessGroup {
  public:
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
 
-  // The things that a group has until one of its ranks is replaced
-  // (reconfigure.h).
+  // The things that a group has until one of its ranks is lost (reconfigure.h).
   struct Generation {
     c10::intrusive_ptr<c10d::Store> store{};  // the group's own part
     std::shared_ptr<LifeSigns> life_signs{};  // of the default group, or none
@@ -49,6 +48,17 @@ class GroupInside final : public ProcessGroup {
   // for it, and releases all that the group has. The group is of no use until
   // begin_generation(). No other thread may use the group meanwhile.
   void end_generation();
+  // Gives the ranks the numbers that they have in a world of `members`, of
+  // which this rank is one; both arguments are origins(), in ascending order.
+  // Returns false if a rank of this group is not among them, unless the group
+  // has `all` ranks: only such a group goes on with fewer. The others are lost,
+  // and their use throws LostGroupError.
+  bool renumber(const std::vector<int>& members, const std::vector<int>& all);
+  // The ranks of the group, by the numbers that they had when this process made
+  // its default group.
+  const std::vector<int>& origins() const { return origins_; }
+  // For a group that is new: its ranks are those of `world`, the default group.
+  void set_world(const GroupInside& world);
   // Gives the group new backends. Calls are numbered from 1 again, and the
   // flight record begins anew: otherwise the numbers of two generations would
   // be compared with each other.
@@ -131,6 +141,8 @@ class GroupInside final : public ProcessGroup {
   [[noreturn]] void refuse_without_generation() const;
 
   const ProcessMark made_in_{};
+  std::vector<int> origins_;
+  std::string why_lost_{};  // empty if it is not lost
   Generation now_;
   DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   bool closed_ = false;

@@ -294,6 +294,7 @@ ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
        .life_signs = origin.life_signs,
        .apart = inside(parent).is_apart()});
   std::lock_guard lock(world().mutex);
+  inside(group).set_world(inside(world().group));
   world().subgroups.push_back(group);
   return group;
 }
@@ -446,7 +447,7 @@ ProcessGroupGuard join_world(const std::string& backend,
   w.meeting = std::move(meeting);
   w.status = std::make_unique<internal::StatusPublisher>(group.rank);
   internal::forget_failure();
-  internal::identify_process(w.group->rank(), failed_peers_if_known);
+  internal::identify_process(group.rank, failed_peers_if_known);
   return ProcessGroupGuard(w.group);
 }
 
@@ -632,11 +633,12 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
     if (member == ranks.end()) continue;
     const int rank = static_cast<int>(member - ranks.begin());
-    // Python names the parts of a split otherwise. The parent's name, the ranks
-    // and how often they were split off keep ours apart from each other.
-    const auto origin =
-        split_of("split/" + parent->name() + "/" + ranks_key(ranks) + "/" +
-                 std::to_string(inside(parent).next_split(ranks)));
+    // Python names the parts of a split otherwise. The parent's name and size,
+    // the ranks and how often they were split off keep ours apart from each
+    // other.
+    const auto origin = split_of(
+        c10::str("split/", parent->name(), "/", parent->size(), "/",
+                 ranks_key(ranks), "/", inside(parent).next_split(ranks)));
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
     return make_subgroup(origin, *parent, rank, std::move(ranks),
                          options.backend, timeout);

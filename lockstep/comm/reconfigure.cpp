@@ -20,9 +20,11 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/launcher_store.h"
+#include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/worker/error_file.h"
+#include "lockstep/worker/flight_dump.h"
 
 namespace lockstep {
 namespace {
@@ -136,6 +138,36 @@ std::shared_ptr<const std::function<void()>> guarded(
   });
 }
 
+// Gives the groups the numbers that ranks have in a world of `members`, if
+// there are any. Returns the groups that are not lost.
+std::vector<ProcessGroupPtr> renumber(std::vector<ProcessGroupPtr> groups,
+                                      const std::vector<int>& members) {
+  if (members.empty()) return groups;
+  const auto all = groups.front();
+  const auto before = std::pair(all->rank(), all->size());
+  const auto origins = inside(all).origins();
+  if (std::ranges::count(members, origins[all->rank()]) == 0) {
+    throw std::invalid_argument(c10::str("reconfigure: members are ", members,
+                                         ", without this rank, ",
+                                         origins[all->rank()]));
+  }
+  std::erase_if(groups, [&](const ProcessGroupPtr& group) {
+    return !inside(group).renumber(members, origins);
+  });
+  if (before == std::pair(all->rank(), all->size())) return groups;
+  internal::identify_process(all->rank());
+  internal::arm_flight_dump(all->rank(), all->size());
+  auto& w = internal::world();
+  std::unique_lock lock(w.mutex);
+  auto status = std::move(w.status);
+  lock.unlock();
+  status.reset();  // outside the lock, as it ends a thread
+  status = std::make_unique<internal::StatusPublisher>(all->rank());
+  lock.lock();
+  w.status = std::move(status);
+  return groups;
+}
+
 // Says that this rank has come, unless the store has not what that needs.
 void announce(Rendezvous& meeting) {
   try {
@@ -171,9 +203,8 @@ void reconfigure(const ReconfigureOptions& options) {
         "and new in the store");
   }
   const auto existing = internal::existing_groups();
-  const auto& groups = existing.groups;
   const auto all = default_group();  // throws if there is none
-  for (const auto& group : groups) {
+  for (const auto& group : existing.groups) {
     if (const auto why = reason_against(*group); !why.empty()) {
       throw std::invalid_argument("reconfigure: " + why);
     }
@@ -194,7 +225,8 @@ void reconfigure(const ReconfigureOptions& options) {
   const bool is_apart = w.apart;
   lock.unlock();
   // Without the lock, because continuations of pending operations run in here.
-  for (const auto& group : groups) inside(group).end_generation();
+  for (const auto& group : existing.groups) inside(group).end_generation();
+  const auto groups = renumber(existing.groups, options.members);
 
   const auto store = options.store ? options.store
                      : is_apart    ? internal::launcher_store(timeout)

@@ -6,22 +6,30 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "lockstep/comm/process_group.h"
 
 // Groups that outlive a member: the ranks that stay, and a new process in the
-// place of each that is gone, make all groups again. Handles that the program
-// holds stay valid. The names are those of c10d's ProcessGroup::reconfigure
-// (pytorch pull requests 186298 and 187381). HealedTraining
-// (parallel/healing/healed_training.h) calls this; programs do not need to.
+// place of each that is gone, make all groups again; or those that stay go on
+// without it. Handles that the program holds stay valid. The names are those of
+// c10d's ProcessGroup::reconfigure (pytorch pull requests 186298 and 187381).
+// HealedTraining (parallel/healing/healed_training.h) calls this; programs do
+// not need to.
 namespace lockstep {
 
 struct ReconfigureOptions {
   // Names the new generation of the groups: the same on all its ranks, and
   // different from all before in `store`.
   std::string uuid{};
+
+  // The ranks that the default group goes on with, by the numbers that they had
+  // when this process made it, in ascending order. They are numbered from 0 on.
+  // Empty means all.
+  std::vector<int> members{};
 
   // Where the ranks meet. Null means the store at which the default group was
   // made; for a process whose groups are apart it is the launcher's.
@@ -37,16 +45,25 @@ struct ReconfigureOptions {
   std::function<void()> look{};
 };
 
+// Thrown by the use of a group of which a rank is gone for good, because the
+// default group goes on with fewer ranks.
+class LostGroupError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // Returns whether reconfigure() can make `group` again (none means the default
 // group): not the backends "mpi" and "nccl", nor a group whose ranks may be
 // Python's.
 bool supports_reconfigure(const ProcessGroupPtr& group = nullptr);
 
 // Makes the default group again, and then all others in the order in which they
-// were made, each for the same ranks as before. The handles that the program
-// holds, and what it has made of them, refer to the new generation afterwards;
-// calls are numbered from 1 again. Operations that are pending, in which peers
-// may wait for this rank too, fail.
+// were made, each for the same ranks as before. If the default group goes on
+// with fewer ranks, rank() and size() of the groups follow, and a group of some
+// ranks that has lost one is of no use any more (LostGroupError). The handles
+// that the program holds, and what it has made of them, refer to the new
+// generation afterwards; calls are numbered from 1 again. Operations that are
+// pending, in which peers may wait for this rank too, fail.
 //
 // Collective over the ranks of the new generation: those that were in the
 // groups, and for each rank that is gone a process whose groups are apart. They

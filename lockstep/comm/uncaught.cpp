@@ -151,6 +151,8 @@ void identify_process(int rank, std::string (*ask_for_failed_peers)()) {
   failed_peers = ask_for_failed_peers;
 }
 
+void identify_process(int rank) { own_rank = rank; }
+
 void report_uncaught() {
   const auto before = std::get_terminate();
   if (before == handle_terminate) return;

@@ -18,6 +18,8 @@ std::string out_of_memory_words(const std::exception& error);
 // this rank knows to be gone ("rank 3 died"; empty if there is none). The
 // function is called while the process ends, so it must wait for no lock.
 void identify_process(int rank, std::string (*failed_peers)());
+// The process has another rank now.
+void identify_process(int rank);
 
 // From here on an exception that nobody catches is written for the launcher and
 // printed in one line, "rank 3: ...". Then the terminate handler that the

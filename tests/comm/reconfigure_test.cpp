@@ -115,6 +115,40 @@ WORLD_TEST(Reconfigure, GroupsAreRightAgain, 1, 2, 3, 5) {
   }
 }
 
+WORLD_TEST(Reconfigure, GoesOnWithFewerRanks, 3) {
+  struct Leaves {};
+  for (const char* backend : kBackends) {
+    try {
+      auto group = init_process_group(backend);
+      const auto groups = make_groups(world.size);
+      const auto ends = new_group({0, 2});
+      const auto first = new_group({0, 1});
+      const auto all = new_group();
+      if (world.rank == 1) throw Leaves();
+      reconfigure({.uuid = "fewer", .members = {0, 2}});
+      EXPECT_EQ(get_world_size(), 2);
+      EXPECT_EQ(get_rank(), world.rank / 2);
+      expect_right({group, ends, all});
+      EXPECT_EQ(ends->global_ranks(), std::vector<int>({0, 1}));
+      if (world.rank == 0) {
+        EXPECT_THAT([&] { barrier({.group = first}); },
+                    ThrowsMessage<LostGroupError>(HasSubstr(
+                        "of ranks 0 and 1 has lost rank 1, and the job")));
+      }
+      // Groups of ranks that had these numbers before do not meet them.
+      expect_right(make_groups(2));
+      reconfigure({.uuid = "again", .members = {0, 2}});
+      expect_right({group, ends, all});
+      if (world.rank == 2) throw Leaves();
+      reconfigure({.uuid = "alone", .members = {0}});
+      EXPECT_EQ(get_world_size(), 1);
+      expect_right({group, all});
+      EXPECT_THROW(barrier({.group = ends}), LostGroupError);
+    } catch (const Leaves&) {
+    }
+  }
+}
+
 WORLD_TEST(Reconfigure, GroupsAreRightAfterATimeout, 2, 3) {
   for (const char* backend : kBackends) {
     auto group = init_process_group(backend);

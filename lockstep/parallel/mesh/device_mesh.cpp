@@ -13,6 +13,7 @@
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/parallel/mesh/mesh_layout.h"
 
 namespace lockstep {
@@ -98,6 +99,16 @@ struct DeviceMesh::Groups {
   // The keys are those of MeshLayout: axes with the same groups share one.
   std::map<std::vector<MeshLayout::Step>, ProcessGroupPtr> by_key{};
 
+  // Throws LostGroupError if the mesh has lost a rank for good.
+  const MeshLayout& layout_now() const {
+    if (parent->size() == layout.world_size()) return layout;
+    throw LostGroupError(
+        "the mesh " + layout.to_string() + " was made of " +
+        std::to_string(layout.world_size()) +
+        " ranks, and the job goes on with " + std::to_string(parent->size()) +
+        " (--heal=shrink); use the default group, or give --heal");
+  }
+
   // Every rank makes the same groups in the same order, because the keys are
   // the same on all.
   void make(const MeshLayout& of, const std::string& name) {
@@ -137,13 +148,13 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes,
   return {std::move(groups), layout.names()};
 }
 
-MeshLayout DeviceMesh::layout() const { return groups_->layout[names_]; }
+MeshLayout DeviceMesh::layout() const { return groups_->layout_now()[names_]; }
 
 int DeviceMesh::size() const { return layout().size(); }
 
 const MeshLayout& DeviceMesh::whole_with(const std::string& name) const {
   if (!std::ranges::count(names_, name)) layout().size(name);
-  return groups_->layout;
+  return groups_->layout_now();
 }
 
 int DeviceMesh::size(const std::string& name) const {
