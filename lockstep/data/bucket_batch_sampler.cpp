@@ -233,6 +233,7 @@ int64_t BucketBatchSampler::samples_of_rank(int64_t samples) const {
 }
 
 BatchList BucketBatchSampler::begin_pass() {
+  share_.follow_world();
   // A pass that does not resume begins its epoch anew, with its own groups.
   if (!state_.resumes()) step_size_ = own_step_size();
   const int64_t start = state_.begin_pass();

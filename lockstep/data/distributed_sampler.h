@@ -18,7 +18,9 @@ struct DistributedSamplerOptions {
   // The number of parts that the dataset is split into, and the part of this
   // process. Most programs leave both. None means world size and rank of the
   // default process group; 1 and 0 in a process that was started alone and has
-  // no group.
+  // no group. If the group goes on with fewer ranks (lockstep run
+  // --heal=shrink), the next pass follows it, also if the same numbers were
+  // given.
   std::optional<int64_t> num_replicas{};
   std::optional<int64_t> rank{};
 

@@ -108,6 +108,14 @@ void require_started_alone(const std::string& sampler) {
 
 }  // namespace
 
+void Share::follow_world() {
+  if (!is_of_world || !is_initialized() || get_world_size() >= num_replicas) {
+    return;
+  }
+  num_replicas = get_world_size();
+  rank = get_rank();
+}
+
 Share share_of_rank(const char* sampler, std::optional<int64_t> num_replicas,
                     std::optional<int64_t> rank, bool drop_last, bool pad) {
   const bool grouped = is_initialized();
@@ -115,6 +123,10 @@ Share share_of_rank(const char* sampler, std::optional<int64_t> num_replicas,
   Share share{.drop_last = drop_last, .pad = pad};
   if (grouped) share.num_replicas = get_world_size();
   if (grouped) share.rank = get_rank();
+  share.is_of_world =
+      grouped &&
+      num_replicas.value_or(share.num_replicas) == share.num_replicas &&
+      rank.value_or(share.rank) == share.rank;
   share.num_replicas = num_replicas.value_or(share.num_replicas);
   share.rank = rank.value_or(share.rank);
   if (share.num_replicas < 1) {

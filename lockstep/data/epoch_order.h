@@ -91,6 +91,12 @@ struct Share {
   int64_t rank = 0;
   bool drop_last = false;
   bool pad = true;
+  // Whether these were world size and rank of the default process group.
+  bool is_of_world = false;
+
+  // Takes the group's numbers if it goes on with fewer ranks (reconfigure.h).
+  // At the beginning of a pass.
+  void follow_world();
 };
 
 // Returns the share of the rank, for a sampler with this name: none means world

@@ -8,7 +8,7 @@ namespace lockstep {
 
 ResumableSampler::ResumableSampler(const char* name, int64_t seed,
                                    internal::EpochOrder order)
-    : state_(name, seed) {
+    : share_(order.share), state_(name, seed) {
   order.entries.insert(order.entries.begin(),
                        {.name = "dataset_size", .value = order.dataset_size});
   order_ = std::make_shared<const internal::EpochOrder>(std::move(order));
@@ -19,6 +19,7 @@ std::vector<size_t> ResumableSampler::indices() const {
 }
 
 std::vector<size_t> ResumableSampler::begin_pass() {
+  share_.follow_world();
   if (order_->next_pass == internal::EpochOrder::NextPass::next_epoch)
     state_.advance_if_begun();
   pass_begin_ = state_.begin_pass();
@@ -28,7 +29,7 @@ std::vector<size_t> ResumableSampler::begin_pass() {
 }
 
 void ResumableSampler::consumed(int64_t count) {
-  const internal::Share& share = order_->share;
+  const internal::Share& share = share_;
   // The last batch may be smaller than the batch size that the loader reports,
   // so the position stops at the end of the pass. (The number of places that
   // the batch would have may not fit an int64.)
@@ -45,14 +46,14 @@ void ResumableSampler::rest_left_out() {
 }
 
 PassPlaces ResumableSampler::places() const {
-  const internal::Share& share = order_->share;
+  const internal::Share& share = share_;
   return {.epoch = state_.epoch(),
           .first = pass_begin_ + share.rank,
           .stride = share.num_replicas};
 }
 
 int64_t ResumableSampler::size() const {
-  const internal::Share& share = order_->share;
+  const internal::Share& share = share_;
   const int64_t end = end_from(0);
   return end > share.rank ? (end - share.rank - 1) / share.num_replicas + 1 : 0;
 }
@@ -60,7 +61,7 @@ int64_t ResumableSampler::size() const {
 // Returns the place at which the order ends, padding included, if all ranks
 // share it from `start` on.
 int64_t ResumableSampler::end_from(int64_t start) const {
-  const internal::Share& share = order_->share;
+  const internal::Share& share = share_;
   int64_t rest = std::max<int64_t>(order_->length - start, 0);
   if (share.drop_last) {
     rest -= rest % share.num_replicas;
@@ -72,7 +73,7 @@ int64_t ResumableSampler::end_from(int64_t start) const {
 }
 
 std::vector<size_t> ResumableSampler::indices_from(int64_t start) const {
-  const internal::Share& share = order_->share;
+  const internal::Share& share = share_;
   const int64_t end = end_from(start);
   std::vector<size_t> mine;
   if (end <= start + share.rank) return mine;

@@ -56,8 +56,8 @@ class ResumableSampler : public Sampler {
   // Equal on all ranks unless they share an epoch without padding.
   int64_t size() const override;
   int64_t dataset_size() const override { return order_->dataset_size; }
-  int64_t num_replicas() const { return order_->share.num_replicas; }
-  int64_t rank() const { return order_->share.rank; }
+  int64_t num_replicas() const { return share_.num_replicas; }
+  int64_t rank() const { return share_.rank; }
 
   // Returns how many samples of the epoch all ranks together have consumed,
   // padding included. 0 before the first batch.
@@ -91,6 +91,7 @@ class ResumableSampler : public Sampler {
   std::vector<size_t> indices_from(int64_t start) const;
 
   std::shared_ptr<const internal::EpochOrder> order_;
+  internal::Share share_;
   internal::EpochState state_;
   int64_t pass_begin_ = 0;
   // The place in the order at which the current pass ends.
