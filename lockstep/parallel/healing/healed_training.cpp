@@ -84,6 +84,13 @@ class HealedTraining::Work {
     record_.emplace(memory_, 0, kRecords);
     take_top();
     after_ = numbers();
+    ranks_ = get_world_size();
+    if (internal::generation_joined() > 0) {
+      places_ = notice_of(internal::generation_joined()).places;
+    }
+    for (int place = 0; places_.empty() && place < ranks_; ++place) {
+      places_.push_back(place);
+    }
     if (internal::groups_are_apart()) {
       states_.emplace(memory_, kRecords, state_);
       generation_ = internal::generation_joined() - 1;
@@ -94,7 +101,8 @@ class HealedTraining::Work {
       states_.emplace(memory_, kRecords, state_);
       states_->write(steps_);
     }
-    internal::tell_agent_heals(true);
+    internal::tell_agent_heals(
+        true, states_ ? "its state is divided over the ranks" : "");
   }
 
   // A process that takes a place would wait for this rank in vain, unless an
@@ -111,12 +119,30 @@ class HealedTraining::Work {
 
   // All ranks have done what they were to do in a loop over the loader.
   void pass_ends() {
+    in_loop_ = false;
     if (store_) run_unit([this] { require_same_place(); });
   }
 
+  // Returns whether the batches that are left are to be shared out anew, before
+  // next_begins().
+  bool shares_anew() const {
+    return resume_ && resume_->iteration == iteration_;
+  }
+
+  // The loop over the loader has ended if shares_anew().
   void next_begins() {
+    if (shares_anew()) {
+      if (resume_->numbers) set_numbers(*resume_->numbers);
+      load_samplers(resume_->samplers);
+      resume_.reset();
+    }
+    returns_to_top_ = false;
     ++iteration_;
     top_units_ = units_;
+    // A rank that takes a place, in an iteration whose step was made, has this
+    // number from the others.
+    if (units_ >= passed_over_) top_steps_ = steps_;
+    in_loop_ = true;
     take_top();
   }
 
@@ -160,13 +186,19 @@ class HealedTraining::Work {
   };
   // The text that a rank sends to the others after one was lost.
   using Status = nlohmann::json;
+  // How next() goes on with fewer ranks, once it was called so often.
+  struct Resume {
+    int64_t iteration = 0;
+    nlohmann::json samplers = nlohmann::json::object();  // as item_json()
+    std::optional<LoopNumbers> numbers{};                // nothing if they stay
+  };
 
   // Calls `unit` until it was completed, here or by the rank whose state this
   // rank has taken.
   template <class Unit>
   void run_unit(const Unit& unit) {
     call_ends_ = units_ + 1;
-    while (units_ < call_ends_) {
+    while (!returns_to_top_ && units_ < call_ends_) {
       if (units_ < passed_over_) return pass_over();
       try {
         unit();
@@ -376,6 +408,10 @@ class HealedTraining::Work {
       std::rethrow_exception(failure);
     } catch (const c10::DistError&) {
       return true;
+    } catch (const LostGroupError&) {
+      // Without this rank the others would only meet the same.
+      internal::tell_agent_heals(false);
+      return false;
     } catch (...) {
       return !default_group()->failed_peers().empty();
     }
@@ -386,17 +422,38 @@ class HealedTraining::Work {
   // for a rank that joins.
   void meet(Clock::time_point began, std::exception_ptr failure) {
     while (true) {
-      const std::string cause = await_generation(failure);
+      const auto notice = await_generation(failure);
       try {
         reconfigure({.uuid = "heal-" + std::to_string(generation_),
+                     .members = members_of(notice),
                      .look = [this] { look(); }});
-        agree(began, cause);
+        agree(began, notice.cause);
         return;
       } catch (const Superseded&) {
+      } catch (const LostGroupError&) {
+        internal::tell_agent_heals(false);
+        throw;
       } catch (const c10::DistError&) {
         failure = std::current_exception();
       }
     }
+  }
+
+  internal::GenerationNotice notice_of(int generation) {
+    return internal::generation_notice_of(
+        store_->get_to_str(internal::generation_key(generation)));
+  }
+
+  // Returns the ranks with the places that are left, as this process has
+  // numbered them; none if all are.
+  std::vector<int> members_of(const internal::GenerationNotice& notice) const {
+    std::vector<int> members;
+    for (size_t rank = 0; rank < places_.size(); ++rank) {
+      if (std::ranges::count(notice.places, places_[rank]) > 0) {
+        members.push_back(static_cast<int>(rank));
+      }
+    }
+    return members;
   }
 
   // Ends a wait for a generation that will never be complete.
@@ -414,8 +471,9 @@ class HealedTraining::Work {
     return store_->check({internal::generation_key(generation_ + 1)});
   }
 
-  // Waits for the next generation, and takes the newest. Returns why it begins.
-  std::string await_generation(const std::exception_ptr& failure) {
+  // Waits for the next generation, and takes the newest.
+  internal::GenerationNotice await_generation(
+      const std::exception_ptr& failure) {
     const bool knows = !failure || internal::groups_are_apart() ||
                        !default_group()->failed_peers().empty();
     const auto deadline =
@@ -430,15 +488,23 @@ class HealedTraining::Work {
     do {
       ++generation_;
     } while (is_superseded());
-    return store_->get_to_str(internal::generation_key(generation_));
+    return notice_of(generation_);
   }
 
   Status status() const {
     Status samplers = Status::object();
+    Status samplers_now = Status::object();
     for (const auto& [name, state] : top_samplers_) {
       samplers[name] = internal::item_json(name, state.values);
+      samplers_now[name] =
+          internal::item_json(name, state_.items.at(name).state_dict().values);
     }
     return {{"joins", joins_},
+            {"ranks", ranks_},
+            {"in_loop", in_loop_},
+            {"top_steps", top_steps_},
+            {"samplers_now", std::move(samplers_now)},
+            {"shares_anew", resume_.has_value()},
             {"whole", is_whole_ && !joins_},
             {"steps", steps_},
             {"units", units_},
@@ -458,11 +524,15 @@ class HealedTraining::Work {
   void agree(Clock::time_point began, const std::string& cause) {
     const auto all = all_gather_object(status());
     require_same_objects(all);
-    Healing healing{.cause = cause};
+    Healing healing{.cause = cause, .ranks = static_cast<int>(all.size())};
+    bool shrinks = false;
+    bool shares_anew = false;
     for (size_t r = 0; r < all.size(); ++r) {
       if (all[r].at("joins").get<bool>()) {
         healing.replaced.push_back(static_cast<int>(r));
       }
+      shrinks = shrinks || all[r].at("ranks").get<int>() > healing.ranks;
+      shares_anew = shares_anew || all[r].at("shares_anew").get<bool>();
     }
     const bool divided = std::ranges::any_of(
         all, [](const Status& one) { return one.at("divided").get<bool>(); });
@@ -471,17 +541,19 @@ class HealedTraining::Work {
     if (divided) {
       return_to_record(all, healing, failure);
     } else {
-      share_state(all, healing);
+      const Status& from = share_state(all, healing);
+      if (shrinks || shares_anew) share_samples(from);
     }
     is_whole_ = true;
     may_go_back_ = false;
     drop_gradients();
     if (!failure) take_own_record(failure);
+    if (shrinks) take_first_record(failure);
     require_same_state(failure);
     internal::run_reconfigured();
     healing.took = std::chrono::duration_cast<std::chrono::microseconds>(
         Clock::now() - began);
-    tell(healing);
+    tell(healing, std::exchange(ranks_, healing.ranks));
     healings_.push_back(std::move(healing));
   }
 
@@ -501,8 +573,9 @@ class HealedTraining::Work {
     }
   }
 
-  // The state of the rank that has come farthest becomes that of all.
-  void share_state(const std::vector<Status>& all, Healing& healing) {
+  // The state of the rank that has come farthest becomes that of all. Returns
+  // the status of that rank.
+  const Status& share_state(const std::vector<Status>& all, Healing& healing) {
     const auto place = [](const Status& one) {
       return std::pair(one.at("steps").get<int64_t>(),
                        one.at("units").get<int64_t>());
@@ -540,6 +613,68 @@ class HealedTraining::Work {
     passed_over_ = std::max(passed_over_, from.at("units").get<int64_t>());
     from.at("after").at(0).get_to(after_.epochs_run);
     from.at("after").at(1).get_to(after_.step);
+    return from;
+  }
+
+  // The job goes on with fewer ranks, as one that has loaded a snapshot of the
+  // rank `from`: these ranks share the samples that are left when next() is
+  // called the next time. If no step was made with the batch that `from` has
+  // got last, that is at once: the batch is given up, with the calls of run()
+  // that were made with it.
+  void share_samples(const Status& from) {
+    if (!from.at("in_loop").get<bool>()) return;
+    const bool has_stepped = from.at("steps") != from.at("top_steps");
+    const auto iteration = from.at("iteration").get<int64_t>();
+    resume_ = Resume{.iteration = has_stepped ? iteration : iteration - 1};
+    const Status& samplers = from.at("samplers_now");
+    for (const auto& [name, now] : samplers.items()) {
+      // Another sampler than that of the loop stays where it is.
+      const Status& before = from.at("samplers").at(name);
+      if (samplers.size() > 1 && now == before) continue;
+      resume_->samplers[name] = has_stepped ? now : before;
+    }
+    if (has_stepped) return;
+    from.at("top").at(0).get_to(resume_->numbers.emplace().epochs_run);
+    from.at("top").at(1).get_to(resume_->numbers->step);
+    from.at("top_units").get_to(passed_over_);
+    if (iteration_ != iteration) return;
+    // In this iteration; a rank in the one before goes on with that, and one
+    // that joins is at the top already.
+    --iteration_;
+    units_ = passed_over_;
+    returns_to_top_ = true;
+  }
+
+  void load_samplers(const nlohmann::json& samplers) {
+    for (const auto& [name, values] : samplers.items()) {
+      const auto item = state_.items.find(name);
+      if (item == state_.items.end()) continue;
+      item->second.prepare_load({.values = internal::item_values_of(values)})();
+    }
+  }
+
+  // Gives the ranks the buffers and generators that load_snapshot() gives to
+  // another number of ranks than has saved: the buffers of the first rank, and
+  // generators that are seeded from that rank's. Collective.
+  void take_first_record(std::exception_ptr& failure) {
+    for (const auto& buffers :
+         {buffers_of(*state_.model), buffers_of_items()}) {
+      for (const at::Tensor& buffer : buffers) broadcast(buffer, 0);
+    }
+    auto first = internal::generator_state(state_.model.get());
+    broadcast(first, 0);
+    if (failure) return;
+    try {
+      const auto ranks = static_cast<size_t>(get_world_size());
+      const auto own = internal::generator_state_for(
+          "the memory of rank 0", /*saved=*/ranks + 1,
+          [&](size_t) { return first; }, static_cast<size_t>(get_rank()), ranks,
+          state_.model.get());
+      internal::set_generator_state(*own, state_.model.get());
+      write_record(steps_, Moment::begun);
+    } catch (...) {
+      failure = std::current_exception();
+    }
   }
 
   // The steps to whose state this rank can go back: in the middle of the
@@ -639,11 +774,8 @@ class HealedTraining::Work {
     from.at("top").at(0).get_to(state_.epochs_run);
     from.at("top").at(1).get_to(state_.step);
     from.at("sampler_state").get_to(state_.sampler_state);
-    for (const auto& [name, values] : from.at("samplers").items()) {
-      const auto item = state_.items.find(name);
-      if (item == state_.items.end()) continue;
-      item->second.prepare_load({.values = internal::item_values_of(values)})();
-    }
+    load_samplers(from.at("samplers"));
+    from.at("top_steps").get_to(top_steps_);
     // The next call of next() adds one. If the others have not called next()
     // yet, this rank begins at the top of the program.
     iteration_ = std::max<int64_t>(0, from.at("iteration").get<int64_t>() - 1);
@@ -705,18 +837,26 @@ class HealedTraining::Work {
   }
 
   // One rank says what has happened.
-  void tell(const Healing& healing) const {
+  void tell(const Healing& healing, int ranks_before) const {
     const int teller = healing.state_from;
     const bool own = teller < 0;
     if (get_rank() != std::max(teller, 0)) return;
+    std::string got;
+    if (!healing.replaced.empty()) {
+      got = internal::name_numbers("rank", healing.replaced) + " got";
+    }
+    if (healing.ranks < ranks_before) {
+      got = (got.empty() ? "the job goes on with "
+                         : got + ", and the job goes on with ") +
+            std::to_string(healing.ranks) +
+            (healing.ranks == 1 ? " rank and" : " ranks and");
+    }
     TORCH_WARN("lockstep: healed in ", healing.took.count() / 1000,
-               " ms: ", healing.cause, "; ",
-               internal::name_numbers(
-                   "rank", std::vector<size_t>(healing.replaced.begin(),
-                                               healing.replaced.end())),
-               own ? " got the state of the process before"
-                   : " got the state of rank " + std::to_string(teller),
-               " after ", steps_, " steps");
+               " ms: ", healing.cause, "; ", got,
+               own ? " the state of the process before"
+                   : " the state of rank " + std::to_string(teller),
+               " after ", steps_, " steps",
+               returns_to_top_ ? "; the next step has other samples" : "");
   }
 
   TrainingState& state_;
@@ -729,6 +869,10 @@ class HealedTraining::Work {
   // known whether it is.
   std::optional<StateRecords> states_{};
   int generation_ = 0;
+  // The places (worker/healing_place.h) of the ranks, by the numbers that they
+  // had when this process made its groups; and how many ranks there are now.
+  std::vector<int> places_{};
+  int ranks_ = 1;
   bool joins_ = false;     // this process has no state yet
   bool is_whole_ = true;   // no update has been begun and not completed
   int64_t steps_ = 0;      // calls of run(compute, update), completed
@@ -740,8 +884,14 @@ class HealedTraining::Work {
   bool may_go_back_ = false;
   // Until units_ is this, calls of run() are passed over.
   int64_t passed_over_ = 0;
+  std::optional<Resume> resume_{};
+  // Whether calls of run() return at once, until next() is called.
+  bool returns_to_top_ = false;
+  // Whether next() was called and has not returned null.
+  bool in_loop_ = false;
   // As of the last call of next(), before it took a batch.
   int64_t top_units_ = 0;
+  int64_t top_steps_ = 0;
   LoopNumbers top_{};
   SamplerState top_sampler_state_{};
   std::map<std::string, ItemState> top_samplers_{};
@@ -755,7 +905,13 @@ HealedTraining::HealedTraining(TrainingState& state)
 
 HealedTraining::~HealedTraining() { work_->end(); }
 
-void HealedTraining::tell_next() { work_->next_begins(); }
+void HealedTraining::tell_next() {
+  if (work_->shares_anew()) {
+    pass_.reset();
+    loader_ = nullptr;
+  }
+  work_->next_begins();
+}
 
 void HealedTraining::tell_end() { work_->pass_ends(); }
 

@@ -16,10 +16,13 @@ namespace lockstep {
 struct Healing {
   std::string cause{};          // "rank 1 died: SIGKILL"
   std::vector<int> replaced{};  // the ranks that are new processes
+  int ranks{0};  // fewer than before if the job goes on without those it lost
   // The rank that the others copied; -1 if each rank has its own state again,
   // because the training is divided.
   int state_from{0};
-  bool repeated{false};              // whether this rank does its part again
+  // Whether this rank does its part of the step again: with other samples if
+  // there are fewer ranks.
+  bool repeated{false};
   std::chrono::microseconds took{};  // from the failure to the next attempt
 };
 
@@ -55,6 +58,13 @@ struct Healing {
 //     }
 //     state.epochs_run = epoch;
 //   }
+//
+// With --heal=shrink the others go on without the rank that died if no process
+// takes its place. get_rank() and get_world_size() follow. The result is that
+// of a training that has saved a snapshot after the last step and was restarted
+// with fewer ranks: those share the samples that no step was made with. Groups
+// that have lost a rank are of no use any more (LostGroupError,
+// comm/reconfigure.h).
 //
 // Without --heal, and in a process that was started alone, the same program
 // behaves as if the functions were called directly; if a rank dies then, the

@@ -1,5 +1,6 @@
 // Trainings in which ranks die and are replaced end with the same bits as one
-// in which nobody died, and the other ranks keep their processes.
+// in which nobody died, and the other ranks keep their processes. Those that go
+// on with fewer ranks end with the bits of one that was restarted with fewer.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/types.h>
@@ -43,15 +44,16 @@ class Healing : public LauncherTest {
 
   // The program of the ranks.
   std::string trainer_ = kPrograms + "healing_trainer";
+  Arguments options_ = {"--heal", "--standby=2"};
 
   std::unique_ptr<RunningProgram> start_training(const fs::path& folder,
                                                  int ranks,
                                                  const Arguments& arguments,
                                                  Arguments line = {}) {
     fs::create_directories(folder);
-    line.insert(line.end(),
-                {"--nproc-per-node=" + std::to_string(ranks), "--standby=2",
-                 "--heal", "--max-restarts=1000", trainer_, folder.string()});
+    line.insert(line.end(), options_.begin(), options_.end());
+    line.insert(line.end(), {"--nproc-per-node=" + std::to_string(ranks),
+                             "--max-restarts=1000", trainer_, folder.string()});
     line.insert(line.end(), arguments.begin(), arguments.end());
     return start(line, {.environment = {"OMP_NUM_THREADS=1"}});
   }
@@ -157,6 +159,118 @@ TEST_F(Healing, InTheLastUpdate) {
 // Each rank has state that no other rank has: a part of the optimizer's state,
 // and an item. The update has collectives.
 const Arguments kDivided = {"zero=1", "own=1", "sum=1"};
+
+// No process takes the place of one that died.
+class Shrinking : public Healing {
+ protected:
+  Shrinking() { options_ = {"--heal=shrink"}; }
+
+  // A training that is restarted, or goes on, with this number of ranks after
+  // this step.
+  struct Part {
+    int ranks;
+    int steps;
+  };
+
+  // Trains with `ranks`, of which some die, and again with restarts in the
+  // place of that.
+  void expect_as_restarted(int ranks, const std::string& kills,
+                           const std::vector<Part>& parts,
+                           const Arguments& arguments = {}) {
+    Training restarted;
+    int now = ranks;
+    for (const Part& part : parts) {
+      auto some = arguments;
+      const auto steps = std::to_string(part.steps);
+      some.insert(some.end(), {"snapshot=" + steps, "last=" + steps});
+      restarted = train("restarted", now, some);
+      ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+      now = part.ranks;
+    }
+    auto rest = arguments;
+    rest.emplace_back("snapshot=1000");
+    restarted = train("restarted", now, rest);
+    ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+    rest = arguments;
+    rest.push_back("kill=" + kills);
+    const auto healed = train("healed", ranks, rest);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    for (int rank = 0; rank < now; ++rank) {
+      EXPECT_THAT(healed.results[rank], HasSubstr("generator"));
+      EXPECT_EQ(healed.results[rank], restarted.results[rank])
+          << "rank " << rank << "\n"
+          << healed.ended.err;
+    }
+    EXPECT_EQ(healed.begun, ranks) << healed.ended.out;
+    EXPECT_EQ(healed.healings, static_cast<int>(parts.size()));
+    EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  }
+};
+
+class ShrinkingAt
+    : public Shrinking,
+      public ::testing::WithParamInterface<std::pair<const char*, int>> {};
+
+TEST_P(ShrinkingAt, RankOneOfThreeDies) {
+  const auto [moment, steps] = GetParam();
+  expect_as_restarted(3, "1@5:" + std::string(moment), {{2, steps}},
+                      {"snapshot=5"});
+}
+
+// The training goes on from what rank 1 has.
+TEST_P(ShrinkingAt, RankZeroOfTwoDies) {
+  const auto [moment, steps] = GetParam();
+  expect_as_restarted(2, "0@5:" + std::string(moment), {{1, steps}},
+                      {"model=plain", "snapshot=5"});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Moments, ShrinkingAt,
+    ::testing::Values(std::pair("next", 5), std::pair("backward", 5),
+                      std::pair("computed", 5), std::pair("update", 6),
+                      std::pair("updated", 5), std::pair("snapshot", 5),
+                      std::pair("throws", 5)),
+    [](const auto& moment) { return moment.param.first; });
+
+TEST_F(Shrinking, OneRankAfterTheOther) {
+  expect_as_restarted(4, "2@3:backward,1@7:update", {{3, 3}, {2, 8}});
+}
+
+TEST_F(Shrinking, TheFirstRankAfterTheOther) {
+  expect_as_restarted(3, "0@4:update,0@9:forward", {{2, 5}, {1, 9}},
+                      {"model=plain"});
+}
+
+TEST_F(Shrinking, AfterTheFirstStepAndInTheLastOfAnEpoch) {
+  expect_as_restarted(3, "1@1:forward,1@11:computed", {{2, 1}, {1, 11}});
+}
+
+TEST_F(Shrinking, GroupsOfRanksThatAreLeftAreMadeAgain) {
+  expect_as_restarted(3, "1@5:backward", {{2, 5}}, {"groups=1"});
+}
+
+TEST_F(Shrinking, AllRestartIfTheStateIsDivided) {
+  auto arguments = kDivided;
+  arguments.insert(arguments.end(), {"snapshot=5", "kill=1@7:backward"});
+  const auto healed = train("healed", 2, arguments);
+  EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_THAT(healed.ended.err,
+              HasSubstr("the training cannot go on with fewer ranks: its state "
+                        "is divided over the ranks"));
+  EXPECT_THAT(healed.ended.err, HasSubstr("restarting all"));
+  EXPECT_EQ(healed.begun, 4) << healed.ended.out;
+}
+
+TEST_F(Shrinking, AllRestartIfAGroupIsUsedThatHasLostARank) {
+  const auto healed = train("healed", 3, {"groups=ends", "kill=2@5:backward"});
+  EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_THAT(healed.ended.err,
+              HasSubstr("of ranks 0 and 2 has lost rank 2, and the job goes on "
+                        "with fewer ranks"));
+  EXPECT_THAT(healed.ended.err, HasSubstr("cannot be healed any more"));
+  EXPECT_EQ(healed.begun, 6) << healed.ended.out;
+}
 
 class DividedHealingAt : public HealingAt {};
 

@@ -4,7 +4,8 @@
 // `kill` must have the same.
 //
 //   epochs=N     (2)
-//   model=KIND   mlp: batch norm and dropout; accumulate: four batches a step,
+//   model=KIND   mlp: batch norm and dropout; plain: neither, and the ranks'
+//                generators are equal; accumulate: four batches a step,
 //                of which the first three are not averaged; scaled: bfloat16
 //                with a GradScaler; experts: each rank also has a layer of its
 //                own; local: ranks step alone, and average every fourth step
@@ -12,8 +13,10 @@
 //   own=1        an item is per_rank()
 //   sum=1        the update ends with a collective
 //   late=1       one more DistributedDataParallel is made after HealedTraining
-//   snapshot=N   saves FOLDER/snapshots/ every N steps
-//   groups=1     also uses a group of each rank alone and one of all
+//   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
+//   last=N       ends after step N, and leaves a snapshot
+//   groups=1     also uses a group of each rank alone and one of all; ends: the
+//                first and the last rank also use one of their own
 //   pause=MS     sleeps so long in each step, for tests that kill from outside
 //   kill=LIST    "RANK@STEP:MOMENT,...": that rank kills itself in that step,
 //                once: MOMENT is next, forward, backward, computed, update,
@@ -118,9 +121,11 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   const Kills kills(folder, given["kill"]);
   ProcessGroupPtr alone;
   ProcessGroupPtr other;
-  if (number("groups", 0) != 0) {
+  ProcessGroupPtr ends;
+  if (given.contains("groups")) {
     alone = new_subgroups(1);
     other = new_group();
+    if (given["groups"] == "ends") ends = new_group({0, get_world_size() - 1});
   }
 
   torch::manual_seed(1);
@@ -129,9 +134,14 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   torch::nn::Sequential model(
       torch::nn::Linear(16, width), torch::nn::BatchNorm1d(width),
       torch::nn::ReLU(), torch::nn::Dropout(0.5), torch::nn::Linear(width, 4));
+  if (kind == "plain") {
+    model =
+        torch::nn::Sequential(torch::nn::Linear(16, width), torch::nn::ReLU(),
+                              torch::nn::Linear(width, 4));
+  }
   const auto data = torch::randn({192, 16});
   TensorDataset dataset(data, data.narrow(1, 0, 4).sin());
-  torch::manual_seed(100 + get_rank());
+  torch::manual_seed(kind == "plain" ? 100 : 100 + get_rank());
   DistributedDataParallel<torch::nn::Sequential> ddp(model);
   Net net(model, kind == "experts");
   std::shared_ptr<torch::optim::Optimizer> made;
@@ -225,6 +235,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
               auto one = at::ones({3});
               all_reduce(one, {.group = alone});
               all_reduce(one, {.group = other});
+              if (ends) all_reduce(one.clone(), {.group = ends});
               if (one[0].item<int64_t>() != get_world_size()) {
                 throw std::logic_error("a wrong sum");
               }
@@ -239,6 +250,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
           kills.at(state.step, "snapshot");
           save_snapshot(snapshots, state, {.keep_last = 2});
         });
+        if (state.step == number("last", -1)) return 0;
       }
     }
     state.epochs_run = epoch;
