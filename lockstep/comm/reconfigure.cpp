@@ -177,14 +177,15 @@ void announce(Rendezvous& meeting) {
   }
 }
 
-std::vector<std::weak_ptr<std::function<void()>>>& functions() {
-  static internal::NoDestructor<
-      std::vector<std::weak_ptr<std::function<void()>>>>
-      all;
+using Objects =
+    std::vector<std::weak_ptr<const internal::OnReconfigured::Object>>;
+
+Objects& objects() {
+  static internal::NoDestructor<Objects> all;
   return *all;
 }
 
-std::mutex& functions_mutex() {
+std::mutex& objects_mutex() {
   static internal::NoDestructor<std::mutex> mutex;
   return *mutex;
 }
@@ -307,30 +308,44 @@ bool groups_are_apart() {
   return w.group && w.apart;
 }
 
-OnReconfigured::OnReconfigured(std::function<void()> function)
-    : function_(std::make_shared<std::function<void()>>(std::move(function))) {
-  const std::lock_guard lock(functions_mutex());
-  functions().push_back(function_);
+OnReconfigured::OnReconfigured(std::function<void()> function,
+                               std::vector<at::Tensor> parameters)
+    : object_(std::make_shared<const Object>(
+          Object{std::move(function), std::move(parameters)})) {
+  const std::lock_guard lock(objects_mutex());
+  objects().push_back(object_);
 }
 
 OnReconfigured::~OnReconfigured() {
-  const std::lock_guard lock(functions_mutex());
-  std::erase_if(functions(), [this](const auto& each) {
-    return !each.owner_before(function_) && !function_.owner_before(each);
+  const std::lock_guard lock(objects_mutex());
+  std::erase_if(objects(), [this](const auto& each) {
+    return !each.owner_before(object_) && !object_.owner_before(each);
   });
 }
 
 int objects_to_reconfigure() {
-  const std::lock_guard lock(functions_mutex());
-  return static_cast<int>(functions().size());
+  const std::lock_guard lock(objects_mutex());
+  return static_cast<int>(objects().size());
+}
+
+std::vector<at::Tensor> parameters_to_reconfigure() {
+  std::vector<at::Tensor> parameters;
+  const std::lock_guard lock(objects_mutex());
+  for (const auto& each : objects()) {
+    const auto object = each.lock();
+    if (!object) continue;
+    parameters.insert(parameters.end(), object->parameters.begin(),
+                      object->parameters.end());
+  }
+  return parameters;
 }
 
 void run_reconfigured() {
-  std::unique_lock lock(functions_mutex());
-  const auto all = functions();
+  std::unique_lock lock(objects_mutex());
+  const auto all = objects();
   lock.unlock();
   for (const auto& each : all) {
-    if (const auto function = each.lock()) (*function)();
+    if (const auto object = each.lock()) object->function();
   }
 }
 

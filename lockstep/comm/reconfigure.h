@@ -87,20 +87,27 @@ bool groups_are_apart();
 
 // Called by run_reconfigured() as long as this object lives: for objects that
 // hold what belongs to one generation of a group, such as memory that the ranks
-// share.
+// share. `parameters`: what such an object trains, if it can be told.
 class OnReconfigured {
  public:
-  explicit OnReconfigured(std::function<void()> function);
+  explicit OnReconfigured(std::function<void()> function,
+                          std::vector<at::Tensor> parameters = {});
   OnReconfigured(const OnReconfigured&) = delete;
   OnReconfigured& operator=(const OnReconfigured&) = delete;
   ~OnReconfigured();
 
+  struct Object {
+    std::function<void()> function;
+    std::vector<at::Tensor> parameters;
+  };
+
  private:
-  std::shared_ptr<std::function<void()>> function_;
+  std::shared_ptr<const Object> object_;
 };
 
-// Returns how many OnReconfigured live.
+// Returns how many OnReconfigured live, and the parameters of all.
 int objects_to_reconfigure();
+std::vector<at::Tensor> parameters_to_reconfigure();
 
 // Calls the functions of all OnReconfigured that live, in the order in which
 // they were made, which is the same on all ranks. After reconfigure(), once the

@@ -186,7 +186,13 @@ DdpState::DdpState(torch::nn::Module& module,
   reducers_.emplace_front(training_, make_reducer());
   reducer_ = reducers_.front().second.get();
   trained_at_first_ = training_.trained;
-  if (job_heals()) on_reconfigured_.emplace([this] { begin_again(); });
+  if (job_heals()) {
+    std::vector<at::Tensor> trained;
+    for (const auto& parameter : parameters_) {
+      trained.push_back(parameter.tensor);
+    }
+    on_reconfigured_.emplace([this] { begin_again(); }, std::move(trained));
+  }
 }
 
 // Makes everything that belonged to the ranks' last generation anew, as the

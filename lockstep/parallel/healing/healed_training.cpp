@@ -4,10 +4,12 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -36,6 +38,7 @@
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/healing/place_record.h"
 #include "lockstep/parallel/healing/state_records.h"
+#include "lockstep/parallel/healing/trained_parameters.h"
 #include "lockstep/trace/current_call.h"
 #include "lockstep/trace/span.h"
 #include "lockstep/worker/healing_place.h"
@@ -61,6 +64,11 @@ constexpr std::chrono::milliseconds kStoreTimeout{5000};
 // whole. StateRecords has the next.
 constexpr size_t kRecords = 3;
 
+// How often a rank that waits looks whether another's training has ended.
+constexpr std::chrono::seconds kLookEvery{1};
+// The line about a healing has so much of what has failed.
+constexpr size_t kToldBytes = 200;
+
 // A newer generation was announced while this rank made its groups for another.
 struct Superseded {};
 
@@ -69,7 +77,8 @@ struct Superseded {};
 class HealedTraining::Work {
  public:
   explicit Work(TrainingState& state) : state_(state) {
-    if (!internal::job_heals()) return;
+    if (!internal::job_heals() || !is_the_first()) return;
+    if (state_.model) parameters_.emplace(state_);
     require_healable();
     const auto socket = internal::get_env("LOCKSTEP_STORE");
     if (!socket) {
@@ -88,8 +97,9 @@ class HealedTraining::Work {
     if (internal::generation_joined() > 0) {
       places_ = notice_of(internal::generation_joined()).places;
     }
-    for (int place = 0; places_.empty() && place < ranks_; ++place) {
-      places_.push_back(place);
+    if (places_.empty()) {
+      places_.resize(static_cast<size_t>(ranks_));
+      std::iota(places_.begin(), places_.end(), 0);
     }
     if (internal::groups_are_apart()) {
       states_.emplace(memory_, kRecords, state_);
@@ -103,11 +113,20 @@ class HealedTraining::Work {
     }
     internal::tell_agent_heals(
         true, states_ ? "its state is divided over the ranks" : "");
+    // Nobody replaces a process that ends well in the midst of its training.
+    living_ = this;
+    static const int registered = ::on_exit(
+        [](int status, void*) {
+          if (status == 0 && living_ != nullptr) living_->end();
+        },
+        nullptr);
+    static_cast<void>(registered);
   }
 
   // A process that takes a place would wait for this rank in vain, unless an
   // exception ends this one, too.
   void end() {
+    if (living_ == this) living_ = nullptr;
     if (!store_ || std::uncaught_exceptions() > exceptions_) return;
     try {
       store_->set(internal::training_ended_key(), std::vector<uint8_t>{1});
@@ -119,31 +138,48 @@ class HealedTraining::Work {
 
   // All ranks have done what they were to do in a loop over the loader.
   void pass_ends() {
-    in_loop_ = false;
+    loader_ = nullptr;
     if (store_) run_unit([this] { require_same_place(); });
   }
 
-  // Returns whether the batches that are left are to be shared out anew, before
-  // next_begins().
-  bool shares_anew() const {
-    return resume_ && resume_->iteration == iteration_;
-  }
-
-  // The loop over the loader has ended if shares_anew().
-  void next_begins() {
-    if (shares_anew()) {
+  // Calls `begin_pass` and returns true if another loop begins.
+  bool next_begins(const void* loader,
+                   const std::function<void()>& begin_pass) {
+    if (loader_ != nullptr && loader_ != loader) {
+      throw std::logic_error(
+          "HealedTraining: next() was called with another loader before the "
+          "loop over the first had ended; let run() iterate over the other");
+    }
+    if (resume_ && resume_->iteration == iteration_) {
       if (resume_->numbers) set_numbers(*resume_->numbers);
       load_samplers(resume_->samplers);
       resume_.reset();
+      loader_ = nullptr;
     }
-    returns_to_top_ = false;
+    const bool begins = loader_ == nullptr || epoch_ != sampler_epoch();
     ++iteration_;
-    top_units_ = units_;
-    // A rank that takes a place, in an iteration whose step was made, has this
-    // number from the others.
-    if (units_ >= passed_over_) top_steps_ = steps_;
-    in_loop_ = true;
-    take_top();
+    returns_to_top_ = false;
+    // A batch that comes before the one before it was used belongs to it.
+    if (begins || units_ != top_units_) {
+      top_iteration_ = iteration_;
+      top_units_ = units_;
+      // A rank that takes a place, in an iteration whose step was made, has
+      // this number from the others.
+      if (units_ >= passed_over_) top_steps_ = steps_;
+      take_top();
+    }
+    if (!begins) return false;
+    loader_ = nullptr;
+    begin_pass();
+    loader_ = loader;
+    epoch_ = sampler_epoch();
+    if (first_loader_ == nullptr || first_loader_after_ != top_.epochs_run) {
+      first_loader_ = loader;
+      first_loader_after_ = top_.epochs_run;
+      second_loop_ = false;
+    }
+    second_loop_ = second_loop_ || first_loader_ != loader;
+    return true;
   }
 
   void run_step(const std::function<void()>& compute,
@@ -158,11 +194,20 @@ class HealedTraining::Work {
       // If the update was interrupted, the numbers were perhaps counted.
       set_numbers(before);
       write_record(steps_, Moment::begun);
+      const auto versions = parameters_->versions();
       compute();
-      if (!states_) write_record(steps_ + 1, Moment::computed);
+      if (!states_) {
+        parameters_->require_unchanged(versions);
+        write_record(steps_ + 1, Moment::computed);
+      }
       require_same_place();
       is_whole_ = false;
+      parameters_->update_begins();
       update();
+      parameters_->update_has_ended();
+      if (!parameters_->kept().empty()) {
+        write_record(steps_ + 1, Moment::begun);
+      }
       if (states_) states_->write(steps_ + 1);
       is_whole_ = true;
       ++steps_;
@@ -173,7 +218,12 @@ class HealedTraining::Work {
 
   void run_block(const std::function<void()>& function) {
     if (!store_) return function();
-    run_unit(function);
+    run_unit([&] {
+      const auto gradients = parameters_->gradients();
+      const auto versions = internal::TrainedParameters::versions_of(gradients);
+      function();
+      parameters_->require_same_gradients(gradients, versions);
+    });
   }
 
   const std::vector<Healing>& healings() const { return healings_; }
@@ -269,8 +319,10 @@ class HealedTraining::Work {
   }
 
   // A record holds, in this order: whether the step was only begun, or
-  // also computed; generators; buffers. If the training is divided, there are
-  // only those of steps that were begun; states_ has all else.
+  // also computed; which gradients are kept and which were recorded
+  // (trained_parameters.h); generators; buffers; gradients. If the training is
+  // divided, there are only those of steps that were begun; states_ has all
+  // else.
   enum class Moment : int64_t { begun, computed };
 
   std::vector<at::Tensor> recorded() const {
@@ -285,8 +337,15 @@ class HealedTraining::Work {
 
   void write_record(int64_t steps, Moment moment) {
     std::vector<at::Tensor> tensors = recorded();
+    std::string marks;
+    for (auto& gradient : parameters_->gradients_to_record(marks)) {
+      tensors.push_back(std::move(gradient));
+    }
+    std::string kept = parameters_->kept();
+    kept.resize(marks.size(), '0');
     std::vector<PlaceRecord::Bytes> parts = {
-        std::as_bytes(std::span(&moment, 1))};
+        std::as_bytes(std::span(&moment, 1)), std::as_bytes(std::span(kept)),
+        std::as_bytes(std::span(marks))};
     for (auto& tensor : tensors) {
       tensor = internal::file_form(tensor);
       parts.push_back(
@@ -296,11 +355,31 @@ class HealedTraining::Work {
   }
 
   // Returns whether there is a record of the state that this rank needs now.
-  bool read_record() {
+  // `kept`: the gradients that the rank keeps from which the state came; if
+  // each rank has its own, its record knows.
+  bool read_record(std::string kept) {
     const auto record = record_->read(steps_);
-    if (!record) return false;
-    size_t bytes = sizeof(Moment);
-    for (const auto& tensor : recorded()) bytes += tensor.nbytes();
+    if (!record) {
+      load_gradients(kept, "", {});
+      return false;
+    }
+    std::string marks(parameters_->count(), '0');
+    std::string recorded_kept = marks;
+    const auto all = recorded();
+    size_t bytes = sizeof(Moment) + 2 * marks.size();
+    for (const auto& tensor : all) bytes += tensor.nbytes();
+    const std::byte* from = record->data();
+    const auto read = [&](void* to, size_t count) {
+      if (count != 0) std::memcpy(to, from, count);
+      from += count;
+    };
+    Moment moment{};
+    if (record->size() >= bytes) {
+      read(&moment, sizeof moment);
+      read(recorded_kept.data(), marks.size());
+      read(marks.data(), marks.size());
+      bytes += parameters_->bytes_of(marks);
+    }
     if (record->size() != bytes) {
       throw std::runtime_error(
           "HealedTraining: the process before in this rank's place had other "
@@ -308,42 +387,56 @@ class HealedTraining::Work {
           std::to_string(record->size()) + " bytes with the generators, not " +
           std::to_string(bytes) + "; all processes must make the same module");
     }
-    const std::byte* from = record->data() + sizeof(Moment);
     const auto take = [&](const at::Tensor& like) {
       auto saved = at::empty(like.sizes(), like.options().device(at::kCPU));
-      std::memcpy(saved.data_ptr(), from, saved.nbytes());
-      from += saved.nbytes();
+      read(saved.data_ptr(), saved.nbytes());
       return saved;
     };
     const at::NoGradGuard no_grad;
-    const auto generator = internal::generator_state(state_.model.get());
-    internal::set_generator_state(take(generator), state_.model.get());
+    internal::set_generator_state(take(all[0]), state_.model.get());
     for (auto& buffer : buffers_of(*state_.model)) buffer.copy_(take(buffer));
     // Averages of weights change theirs when they are updated: then the record
     // is too old, and the rank that has updated has given its own.
-    Moment moment;
-    std::memcpy(&moment, record->data(), sizeof moment);
-    if (moment == Moment::computed) return true;
-    for (auto& buffer : buffers_of_items()) buffer.copy_(take(buffer));
+    for (auto& buffer : buffers_of_items()) {
+      const at::Tensor saved = take(buffer);
+      if (moment == Moment::begun) buffer.copy_(saved);
+    }
+    load_gradients(states_ ? recorded_kept : kept, marks, take);
     return true;
   }
 
-  void drop_gradients() {
-    const auto drop = [](const torch::nn::Module& module) {
-      for (const at::Tensor& parameter : module.parameters()) {
-        if (parameter.defined()) parameter.mutable_grad().reset();
-      }
-    };
-    if (state_.model) drop(*state_.model);
-    for (const auto& [name, item] : state_.items) {
-      if (item.module()) drop(*item.module());
-    }
+  // Throws std::runtime_error if this rank lacks gradients that are kept.
+  void load_gradients(
+      const std::string& kept, const std::string& marks,
+      const std::function<at::Tensor(const at::Tensor& like)>& take) {
+    if (parameters_->load_gradients(kept, marks, take)) return;
+    throw std::runtime_error(
+        "HealedTraining: this rank has no copy of the gradients that were "
+        "accumulated before step " +
+        std::to_string(steps_));
   }
 
   LoopNumbers numbers() const { return {state_.epochs_run, state_.step}; }
   void set_numbers(const LoopNumbers& numbers) {
     state_.epochs_run = numbers.epochs_run;
     state_.step = numbers.step;
+  }
+
+  // Returns the epoch that the sampler has selected; nothing if it has none, or
+  // if there are several samplers.
+  std::optional<int64_t> sampler_epoch() const {
+    const StateItem* sampler = nullptr;
+    for (const auto& [name, item] : state_.items) {
+      if (!item.is_sampler()) continue;
+      if (sampler != nullptr) return std::nullopt;
+      sampler = &item;
+    }
+    if (sampler == nullptr) return std::nullopt;
+    const ItemState state = sampler->state_dict();
+    const auto* values = state.values.as<StateTree::Dict>();
+    const auto* epoch = values != nullptr ? values->find("epoch") : nullptr;
+    const auto* number = epoch != nullptr ? epoch->as<int64_t>() : nullptr;
+    return number != nullptr ? std::optional(*number) : std::nullopt;
   }
 
   void take_top() {
@@ -356,6 +449,23 @@ class HealedTraining::Work {
   }
 
   // ---- Healing ----
+
+  // Returns false if a training of this process has ended already: its place
+  // has one memory.
+  static bool is_the_first() {
+    if (living_ != nullptr) {
+      throw std::logic_error(
+          "HealedTraining: this process has another one; make one of a "
+          "TrainingState with both models and optimizers");
+    }
+    static bool had_one = false;
+    if (!std::exchange(had_one, true)) return true;
+    TORCH_WARN(
+        "lockstep: this is the second HealedTraining of the process, which is "
+        "not healed: if a rank dies, all ranks begin again from the last "
+        "snapshot");
+    return false;
+  }
 
   // Throws std::invalid_argument if a part of the training cannot be healed.
   void require_healable() const {
@@ -384,6 +494,18 @@ class HealedTraining::Work {
           "HealedTraining: TrainingState.items has no sampler, so a rank that "
           "takes another's place would not know which samples come next; add "
           "{\"sampler\", sampler}");
+    }
+    if (!parameters_->have(internal::parameters_to_reconfigure())) {
+      throw std::invalid_argument(
+          "HealedTraining: a DistributedDataParallel has parameters that no "
+          "module of TrainingState has, so a process that takes a place would "
+          "begin with other values; add its module to TrainingState::items");
+    }
+    try {
+      without_samplers();
+    } catch (const std::exception& error) {
+      refuse("the state cannot be given to another process (" +
+             std::string(error.what()) + ")");
     }
   }
 
@@ -467,6 +589,24 @@ class HealedTraining::Work {
     }
   }
 
+  bool comes_within(const std::string& key, std::chrono::milliseconds time) {
+    try {
+      store_->wait({key}, time);
+      return true;
+    } catch (const c10::DistError&) {
+      return false;
+    }
+  }
+
+  // Whether the training of a rank has ended, or the launcher has gone.
+  bool has_ended() {
+    try {
+      return store_->check({internal::training_ended_key()});
+    } catch (const c10::DistError&) {
+      return true;
+    }
+  }
+
   bool is_superseded() {
     return store_->check({internal::generation_key(generation_ + 1)});
   }
@@ -479,11 +619,13 @@ class HealedTraining::Work {
     const auto deadline =
         Deadline::after(knows ? kReplacedWithin : kLearnedWithin);
     const std::string next = internal::generation_key(generation_ + 1);
-    try {
-      store_->wait({next}, deadline.remaining());
-    } catch (const c10::DistError&) {
+    while (!comes_within(next, std::min<std::chrono::milliseconds>(
+                                   deadline.remaining(), kLookEvery))) {
+      if (!deadline.expired() && !has_ended()) continue;
       if (failure) std::rethrow_exception(failure);
-      throw;
+      throw std::runtime_error(
+          "HealedTraining: this process takes the place of a rank that died, "
+          "and the launcher has not announced it");
     }
     do {
       ++generation_;
@@ -501,7 +643,7 @@ class HealedTraining::Work {
     }
     return {{"joins", joins_},
             {"ranks", ranks_},
-            {"in_loop", in_loop_},
+            {"in_loop", loader_ != nullptr},
             {"top_steps", top_steps_},
             {"samplers_now", std::move(samplers_now)},
             {"shares_anew", resume_.has_value()},
@@ -511,7 +653,11 @@ class HealedTraining::Work {
             {"divided", states_.has_value() && !joins_},
             {"records", usable_records()},
             {"objects", internal::objects_to_reconfigure()},
+            {"kept", parameters_->kept()},
+            {"keeps_unrecorded", parameters_->keeps_unrecorded()},
+            {"second_loop", second_loop_},
             {"iteration", iteration_},
+            {"top_iteration", top_iteration_},
             {"top_units", top_units_},
             {"top", {top_.epochs_run, top_.step}},
             {"after", {after_.epochs_run, after_.step}},
@@ -524,6 +670,7 @@ class HealedTraining::Work {
   void agree(Clock::time_point began, const std::string& cause) {
     const auto all = all_gather_object(status());
     require_same_objects(all);
+    require_recorded(all);
     Healing healing{.cause = cause, .ranks = static_cast<int>(all.size())};
     bool shrinks = false;
     bool shares_anew = false;
@@ -538,19 +685,21 @@ class HealedTraining::Work {
         all, [](const Status& one) { return one.at("divided").get<bool>(); });
     if (!divided) states_.reset();
     std::exception_ptr failure;
+    std::string kept;
     if (divided) {
       return_to_record(all, healing, failure);
     } else {
       const Status& from = share_state(all, healing);
       if (shrinks || shares_anew) share_samples(from);
+      if (!shrinks) from.at("kept").get_to(kept);
     }
     is_whole_ = true;
     may_go_back_ = false;
-    drop_gradients();
-    if (!failure) take_own_record(failure);
+    if (!failure) take_own_record(kept, failure);
     if (shrinks) take_first_record(failure);
     require_same_state(failure);
     internal::run_reconfigured();
+    parameters_->set_loaded_gradients();
     healing.took = std::chrono::duration_cast<std::chrono::microseconds>(
         Clock::now() - began);
     tell(healing, std::exchange(ranks_, healing.ranks));
@@ -570,6 +719,26 @@ class HealedTraining::Work {
               std::to_string(r) + " has " + std::to_string(count) +
               "; make all of them before HealedTraining, so that a process "
               "that takes a place makes them, too");
+    }
+  }
+
+  // A process that takes a place finds the loop in which the others are, and
+  // can have everything that they keep.
+  void require_recorded(const std::vector<Status>& all) const {
+    for (const Status& one : all) {
+      if (one.at("keeps_unrecorded").get<bool>()) {
+        give_up(
+            "gradients that are sparse, or have another dtype than their "
+            "parameter, were accumulated over several calls of run(), and "
+            "there is no copy of them");
+      }
+      if (one.at("second_loop").get<bool>()) {
+        give_up(
+            "the ranks are in the second loop over next() since "
+            "TrainingState::epochs_run has changed, with another loader than "
+            "in the first, and a process that takes a place would begin in the "
+            "first; let run() iterate over the other loader");
+      }
     }
   }
 
@@ -624,8 +793,10 @@ class HealedTraining::Work {
   void share_samples(const Status& from) {
     if (!from.at("in_loop").get<bool>()) return;
     const bool has_stepped = from.at("steps") != from.at("top_steps");
-    const auto iteration = from.at("iteration").get<int64_t>();
-    resume_ = Resume{.iteration = has_stepped ? iteration : iteration - 1};
+    const auto top = from.at("top_iteration").get<int64_t>();
+    resume_ =
+        Resume{.iteration =
+                   has_stepped ? from.at("iteration").get<int64_t>() : top - 1};
     const Status& samplers = from.at("samplers_now");
     for (const auto& [name, now] : samplers.items()) {
       // Another sampler than that of the loop stays where it is.
@@ -637,10 +808,10 @@ class HealedTraining::Work {
     from.at("top").at(0).get_to(resume_->numbers.emplace().epochs_run);
     from.at("top").at(1).get_to(resume_->numbers->step);
     from.at("top_units").get_to(passed_over_);
-    if (iteration_ != iteration) return;
+    if (iteration_ < top) return;
     // In this iteration; a rank in the one before goes on with that, and one
     // that joins is at the top already.
-    --iteration_;
+    iteration_ = top - 1;
     units_ = passed_over_;
     returns_to_top_ = true;
   }
@@ -731,10 +902,11 @@ class HealedTraining::Work {
     }
   }
 
-  // Generators and buffers become those with which this rank's step began.
-  void take_own_record(std::exception_ptr& failure) {
+  // Generators, buffers and kept gradients become those with which this rank's
+  // step began.
+  void take_own_record(const std::string& kept, std::exception_ptr& failure) {
     try {
-      if (read_record() || !joins_ || states_) return;
+      if (read_record(kept) || !joins_ || states_) return;
       TORCH_WARN(
           "lockstep: the process before in the place of rank ", get_rank(),
           " left no state of its random generators after step ", steps_,
@@ -778,7 +950,8 @@ class HealedTraining::Work {
     from.at("top_steps").get_to(top_steps_);
     // The next call of next() adds one. If the others have not called next()
     // yet, this rank begins at the top of the program.
-    iteration_ = std::max<int64_t>(0, from.at("iteration").get<int64_t>() - 1);
+    iteration_ =
+        std::max<int64_t>(0, from.at("top_iteration").get<int64_t>() - 1);
     units_ = from.at("top_units").get<int64_t>();
   }
 
@@ -851,13 +1024,21 @@ class HealedTraining::Work {
             std::to_string(healing.ranks) +
             (healing.ranks == 1 ? " rank and" : " ranks and");
     }
+    auto cause = healing.cause;
+    if (cause.size() > kToldBytes) {
+      cause.resize(std::min(cause.rfind(' ', kToldBytes), kToldBytes));
+      cause += " ...";
+    }
     TORCH_WARN("lockstep: healed in ", healing.took.count() / 1000,
-               " ms: ", healing.cause, "; ", got,
+               " ms: ", cause, "; ", got,
                own ? " the state of the process before"
                    : " the state of rank " + std::to_string(teller),
                " after ", steps_, " steps",
                returns_to_top_ ? "; the next step has other samples" : "");
   }
+
+  // The one of this process whose training has not ended.
+  inline static Work* living_ = nullptr;
 
   TrainingState& state_;
   const int exceptions_ = std::uncaught_exceptions();
@@ -865,6 +1046,7 @@ class HealedTraining::Work {
   c10::intrusive_ptr<internal::LauncherStore> store_{};
   FileDescriptor memory_{};
   std::optional<PlaceRecord> record_{};
+  std::optional<internal::TrainedParameters> parameters_{};
   // Only if the training is divided; in a process that joins also until it is
   // known whether it is.
   std::optional<StateRecords> states_{};
@@ -887,9 +1069,19 @@ class HealedTraining::Work {
   std::optional<Resume> resume_{};
   // Whether calls of run() return at once, until next() is called.
   bool returns_to_top_ = false;
-  // Whether next() was called and has not returned null.
-  bool in_loop_ = false;
-  // As of the last call of next(), before it took a batch.
+  // Over which a loop runs: next() was called and has not returned null.
+  const void* loader_ = nullptr;
+  // The sampler's epoch in that loop. If the program leaves the loop and
+  // selects another one, the next call begins another loop.
+  std::optional<int64_t> epoch_{};
+  // Over which the first loop ran since epochs_run has changed, and whether
+  // this one runs over another.
+  const void* first_loader_ = nullptr;
+  int64_t first_loader_after_ = 0;
+  bool second_loop_ = false;
+  // As of the last call of next() before which run() was called, before it took
+  // a batch.
+  int64_t top_iteration_ = 0;
   int64_t top_units_ = 0;
   int64_t top_steps_ = 0;
   LoopNumbers top_{};
@@ -905,12 +1097,9 @@ HealedTraining::HealedTraining(TrainingState& state)
 
 HealedTraining::~HealedTraining() { work_->end(); }
 
-void HealedTraining::tell_next() {
-  if (work_->shares_anew()) {
-    pass_.reset();
-    loader_ = nullptr;
-  }
-  work_->next_begins();
+bool HealedTraining::tell_next(const void* loader,
+                               const std::function<void()>& begin_pass) {
+  return work_->next_begins(loader, begin_pass);
 }
 
 void HealedTraining::tell_end() { work_->pass_ends(); }

@@ -80,8 +80,10 @@ struct Healing {
 //   `epochs_run` and `step` may be counted anywhere.
 // - `compute` may be called several times with the same batch. It may change
 //   gradients, the module's buffers and random generators, which are restored
-//   before it is called again, and nothing else. Gradients are zero when it is
-//   called again.
+//   before it is called again, and nothing else: std::logic_error names a
+//   parameter that it has changed.
+// - Gradients of parameters that `update` does not change are kept for the next
+//   call, so that they can be accumulated.
 // - `update` changes the state. It is called after all ranks have completed
 //   `compute`, once unless the state is taken back first. Collectives in it are
 //   possible. If a rank dies in one before any other rank has completed
@@ -95,16 +97,16 @@ struct Healing {
 //   process has made another number of wrappers and savers than the others,
 //   run() throws std::runtime_error on all ranks.
 //
-// Each rank keeps a copy of its generators' states, and of the buffers that a
-// function changed, in memory that outlives its process (healing_place.h). No
-// copy of parameters or optimizer state is made as long as nobody dies, unless
-// the training is *divided*: a rank has state that no other rank has
-// (FullyShard, ZeroRedundancyOptimizer, tensor parallelism, pipelines,
-// PostLocalSGDOptimizer, set_placement(Own), items that are per_rank()). Then
-// each rank copies all its state into that memory after each `update`, and
-// run() returns when all ranks have; the memory has two such copies. If a rank
-// dies, all ranks take their copies of the last step of which all have one, and
-// do the step after it again.
+// Each rank keeps a copy of its generators' states, of the buffers that a
+// function changed and of kept gradients, in memory that outlives its process
+// (healing_place.h). No copy of parameters or optimizer state is made as long
+// as nobody dies, unless the training is *divided*: a rank has state that no
+// other rank has (FullyShard, ZeroRedundancyOptimizer, tensor parallelism,
+// pipelines, PostLocalSGDOptimizer, set_placement(Own), items that are
+// per_rank()). Then each rank copies all its state into that memory after each
+// `update`, and run() returns when all ranks have; the memory has two such
+// copies. If a rank dies, all ranks take their copies of the last step of which
+// all have one, and do the step after it again.
 //
 // Blocking: run() and the constructor wait for the launcher's replacement of a
 // rank, 60 s at most (10 s if no rank is known to be gone), and for the other
@@ -117,7 +119,9 @@ class HealedTraining {
   // place of one that died, joins the others and takes their state.
   //
   // Throws std::invalid_argument if a group, or a part of `state`, cannot be
-  // healed: samplers that are per_rank(). Throws std::system_error if the
+  // healed: samplers that are per_rank(), an optimizer that snapshots cannot
+  // hold; if `state` lacks a module that is wrapped; std::logic_error if there
+  // is another HealedTraining. Throws std::system_error if the
   // system lacks the memory for the copies, or its limit on the size of files
   // (ulimit -f) is too low for them. Without --heal nothing is checked.
   explicit HealedTraining(TrainingState& state);
@@ -127,9 +131,11 @@ class HealedTraining {
 
   // Returns the next batch of a loop over `loader`, which begins with the first
   // call, or null at its end, to which all ranks must come; then the next call
-  // begins another loop. The batch stays valid until the next call. `loader` is
-  // a DataLoader, or has its begin() and end(). The loader's sampler must be
-  // one of TrainingState::items.
+  // begins another loop. So does one after the program has left the loop and
+  // has selected another epoch, if `state` has one sampler. The batch stays
+  // valid until the next call. `loader` is a DataLoader, or has its begin() and
+  // end(). The loader's sampler must be one of TrainingState::items. Throws
+  // std::logic_error if a loop over another loader has not ended.
   template <class Loader>
   auto next(Loader& loader) {
     using Iterator = decltype(loader.begin());
@@ -146,7 +152,8 @@ class HealedTraining {
            const std::function<void()>& update);
 
   // The same for a function that is neither: a snapshot, an evaluation. It
-  // changes nothing in `state`, and may be called several times.
+  // changes nothing in `state`, and may be called several times. Throws
+  // std::logic_error if it has changed gradients.
   void run(const std::function<void()>& function);
 
   // Returns the losses that were healed while this process took part.
@@ -157,27 +164,24 @@ class HealedTraining {
 
   template <class Iterator, class Loader, class Begin>
   Iterator* begin_iteration(Loader& loader, const Begin& begin) {
-    tell_next();
-    if (loader_ != std::addressof(loader)) {
+    const bool begun = tell_next(std::addressof(loader), [&] {
+      pass_.reset();
       pass_ = std::make_shared<Iterator>(begin());
-      loader_ = std::addressof(loader);
-    } else {
-      ++*std::static_pointer_cast<Iterator>(pass_);
-    }
+    });
+    if (!begun) ++*std::static_pointer_cast<Iterator>(pass_);
     auto* pass = std::static_pointer_cast<Iterator>(pass_).get();
     if (*pass != loader.end()) return pass;
-    loader_ = nullptr;
     pass_.reset();
     tell_end();
     return nullptr;
   }
   // Say that next() begins, before a batch is taken from the loader, and that
-  // it will return null.
-  void tell_next();
+  // it will return null. The first one calls `begin_pass` and returns true if
+  // another loop begins.
+  bool tell_next(const void* loader, const std::function<void()>& begin_pass);
   void tell_end();
 
   std::unique_ptr<Work> work_;
-  const void* loader_ = nullptr;  // over which a loop runs
   std::shared_ptr<void> pass_;
 };
 

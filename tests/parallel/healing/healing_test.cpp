@@ -237,8 +237,8 @@ TEST_F(Shrinking, OneRankAfterTheOther) {
   expect_as_restarted(4, "2@3:backward,1@7:update", {{3, 3}, {2, 8}});
 }
 
-TEST_F(Shrinking, TheFirstRankAfterTheOther) {
-  expect_as_restarted(3, "0@4:update,0@9:forward", {{2, 5}, {1, 9}},
+TEST_F(Shrinking, TheFirstRankAndThenTheLast) {
+  expect_as_restarted(3, "0@4:update,1@9:forward", {{2, 5}, {1, 9}},
                       {"model=plain"});
 }
 
@@ -388,6 +388,87 @@ TEST_F(Healing, TheProcessThatTakesAPlaceDiesBeforeItHasJoined) {
 
 TEST_F(Healing, SubGroupsAreMadeAgain) {
   expect_same(3, "1@5:backward,0@11:next", 2, {"groups=1"});
+}
+
+TEST_F(Healing, ABatchIsOneOfTwo) {
+  expect_same(2, "1@5:backward,0@7:next,1@9:updated", 3, {"pairs=1"});
+}
+
+TEST_F(Healing, LoopsThatTheProgramLeaves) {
+  expect_same(2, "1@3:backward,0@7:next,1@14:updated", 3,
+              {"leave=5", "epochs=4"});
+}
+
+// A process that takes a place would begin in the first loop.
+TEST_F(Healing, AllRestartInASecondLoopOverAnotherLoader) {
+  const Arguments arguments = {"loops=2", "snapshot=3"};
+  const auto undisturbed = train("undisturbed", 2, arguments);
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  const auto disturbed =
+      train("disturbed", 2, {"loops=2", "snapshot=3", "kill=1@14:forward"});
+  EXPECT_EQ(disturbed.ended.exit_code, 0) << disturbed.ended.err;
+  EXPECT_THAT(disturbed.ended.err, HasSubstr("in the second loop over next()"));
+  EXPECT_THAT(disturbed.ended.err, HasSubstr("restarting all"));
+}
+
+// Gradients to which the next call of run() adds are copied, too.
+class AccumulatingAcrossCalls
+    : public Healing,
+      public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(AccumulatingAcrossCalls, RanksDie) {
+  const std::string moment = GetParam();
+  expect_same(2, "1@4:" + moment + ",1@7:" + moment + ",0@10:" + moment, 3,
+              {"model=across"});
+}
+
+TEST_P(AccumulatingAcrossCalls, RanksOfADividedTrainingDie) {
+  const std::string moment = GetParam();
+  expect_same(3, "1@4:" + moment + ",1@7:" + moment + ",0@10:" + moment, 3,
+              {"model=across", "own=1"});
+}
+
+INSTANTIATE_TEST_SUITE_P(Moments, AccumulatingAcrossCalls,
+                         ::testing::Values("next", "forward", "backward",
+                                           "update", "updated"),
+                         [](const auto& moment) { return moment.param; });
+
+TEST_F(Healing, AllRestartIfARankEndsWell) {
+  const auto training = train("training", 2, {"kill=1@5:exits", "snapshot=5"});
+  EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
+  EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
+  EXPECT_THAT(training.ended.err, Not(HasSubstr("healed in")));
+}
+
+TEST_F(Healing, MistakesAreNamed) {
+  const auto words = [this](const std::string& mistake) {
+    return run({"--heal", "--standby=1", "--nproc-per-node=1",
+                "--max-restarts=1", kPrograms + "healing_mistakes", mistake});
+  };
+  const std::map<std::string, std::string> mistakes = {
+      {"step", "compute has changed the parameter \"weight\""},
+      {"alone", "run() alone has changed the gradient of \"weight\""},
+      {"turn", "next() was called with another loader before the loop"},
+      {"wrapped", "a DistributedDataParallel has parameters that no module"},
+      {"lbfgs", "the state cannot be given to another process ("},
+      {"another", "this process has another one"},
+  };
+  for (const auto& [mistake, error] : mistakes) {
+    const auto ended = words(mistake);
+    EXPECT_EQ(ended.exit_code, 1) << mistake;
+    EXPECT_THAT(ended.err, HasSubstr(error)) << mistake;
+  }
+  const std::map<std::string, std::string> warnings = {
+      {"none", ""},
+      {"forgotten",
+       "update changes the parameter \"beside.weight\", which no optimizer"},
+      {"later", "this is the second HealedTraining of the process"},
+  };
+  for (const auto& [mistake, warning] : warnings) {
+    const auto ended = words(mistake);
+    EXPECT_EQ(ended.exit_code, 0) << mistake << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr(warning)) << mistake;
+  }
 }
 
 TEST_F(Healing, AccumulatedGradientsBeginAgain) {

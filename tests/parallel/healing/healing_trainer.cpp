@@ -6,12 +6,17 @@
 //   epochs=N     (2)
 //   model=KIND   mlp: batch norm and dropout; plain: neither, and the ranks'
 //                generators are equal; accumulate: four batches a step,
-//                of which the first three are not averaged; scaled: bfloat16
-//                with a GradScaler; experts: each rank also has a layer of its
-//                own; local: ranks step alone, and average every fourth step
+//                of which the first three are not averaged; across: a call
+//                of run() adds gradients that are not averaged, and the next
+//                one steps; scaled: bfloat16 with a GradScaler; experts: each
+//                rank also has a layer of its own; local: ranks step alone,
+//                and average every fourth step
 //   zero=1       the optimizer is a ZeroRedundancyOptimizer
 //   own=1        an item is per_rank()
 //   sum=1        the update ends with a collective
+//   pairs=1      two batches a step, each from a call of next()
+//   leave=N      leaves the loop over the loader after each N steps
+//   loops=2      each epoch has a second loop, over another loader
 //   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
 //   last=N       ends after step N, and leaves a snapshot
@@ -22,9 +27,9 @@
 //                once: MOMENT is next, forward, backward, computed, update,
 //                stepped (before the update's collective), updated, snapshot;
 //                or joining, of a process that takes a place; throws, for an
-//                exception in forward; stop, for SIGSTOP there. With own=1 also
-//                recording, while the state is copied after the update, and
-//                recorded, when it has been
+//                exception in forward; exits, for exit code 0 there; stop, for
+//                SIGSTOP there. With own=1 also recording, while the state is
+//                copied after the update, and recorded, when it has been
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/activation.h>
@@ -163,12 +168,15 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   DistributedSampler sampler(dataset);
   GradScaler scaler({.enabled = kind == "scaled"});
   DataLoader loader(dataset, sampler, {.batch_size = 8, .num_workers = 1});
+  DistributedSampler second_sampler(dataset, {.seed = 1});
+  DataLoader second_loader(dataset, second_sampler, {.batch_size = 8});
   TrainingState state{
       .model = net.ptr(),
       .optimizer = &optimizer,
       .scheduler = &scheduler,
       .items = {
           {"sampler", sampler}, {"average", average}, {"scaler", scaler}}};
+  if (number("loops", 1) == 2) state.items.emplace("second", second_sampler);
   OwnState own(kills, state);
   if (number("own", 0) != 0) state.items.emplace("own", own);
   const auto snapshots = folder / "snapshots/";
@@ -189,6 +197,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     }
     kills.at(state.step, "forward");
     kills.at(state.step, "throws");
+    kills.at(state.step, "exits");
     kills.at(state.step, "stop");
     at::Tensor loss;
     {
@@ -201,6 +210,10 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   };
   const auto update = [&] {
     kills.at(state.step, "update");
+    if (kind == "across" && state.step % 2 == 0) {
+      ++state.step;
+      return kills.at(state.step, "updated");
+    }
     scaler.step(optimizer);
     scaler.update();
     scheduler.step();
@@ -217,19 +230,26 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   for (int64_t epoch = state.next_epoch(); epoch < number("epochs", 2);
        ++epoch) {
     sampler.set_epoch(epoch);
-    std::vector<torch::data::Example<>> batches;
+    std::optional<torch::data::Example<>> first;
     while (const auto* batch = training.next(loader)) {
       kills.at(state.step, "next");
+      if (number("pairs", 0) != 0 && !first) {
+        first = *batch;
+        continue;
+      }
       training.run(
           [&] {
             std::this_thread::sleep_for(
                 std::chrono::milliseconds(number("pause", 0)));
             own.compute();
-            optimizer.zero_grad();
-            if (kind == "accumulate") {
+            const bool adds = kind == "across" && state.step % 2 == 0;
+            if (kind != "across" || adds) optimizer.zero_grad();
+            if (kind == "accumulate" || adds) {
               const auto no_sync = ddp.no_sync();
               backward(*batch, 0.5);
             }
+            if (adds) return;
+            if (first) backward(*first, 0.5);
             backward(*batch, kind == "accumulate" ? 0.5 : 1);
             if (alone) {
               auto one = at::ones({3});
@@ -251,6 +271,18 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
           save_snapshot(snapshots, state, {.keep_last = 2});
         });
         if (state.step == number("last", -1)) return 0;
+      }
+      first.reset();
+      if (state.step % number("leave", 1000) == 0) break;
+    }
+    if (number("loops", 1) == 2) {
+      while (const auto* batch = training.next(second_loader)) {
+        training.run(
+            [&] {
+              optimizer.zero_grad();
+              backward(*batch, 1);
+            },
+            update);
       }
     }
     state.epochs_run = epoch;

@@ -1,0 +1,67 @@
+// One rank of a training that makes the mistake with the name of the argument,
+// or none: `healing_mistakes NAME`.
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/lbfgs.h>
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "lockstep/lockstep.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+int train(const std::string& mistake) {
+  const auto group = init_process_group("lockstep");
+  const auto data = torch::randn({8, 4});
+  TensorDataset dataset(data, data.sum(1, true));
+  DistributedSampler sampler(dataset);
+  DataLoader loader(dataset, sampler, {.batch_size = 2});
+  DataLoader other(dataset, sampler, {.batch_size = 4});
+  torch::nn::Linear net(4, 1);
+  torch::nn::Linear beside(4, 1);
+  DistributedDataParallel model(net);
+  optim::AdamW optimizer(net->parameters());
+  optim::SGD second(beside->parameters());
+  torch::optim::LBFGS lbfgs(net->parameters());
+  TrainingState state{
+      .model = net.ptr(), .optimizer = &optimizer, .items = {{"s", sampler}}};
+  std::optional<DistributedDataParallel<torch::nn::Linear>> wrapped;
+  if (mistake == "wrapped") wrapped.emplace(beside);
+  if (mistake == "lbfgs") state.optimizer = &lbfgs;
+  if (mistake == "forgotten") state.items.emplace("beside", beside);
+  std::optional<HealedTraining> training(state);
+  if (mistake == "another") HealedTraining another(state);
+  const auto backward = [&](const auto& batch) {
+    const auto output = model(batch.data) + beside(batch.data);
+    torch::mse_loss(output, batch.target).backward();
+  };
+  while (const auto* batch = training->next(loader)) {
+    if (mistake == "turn") training->next(other);
+    if (mistake == "alone") training->run([&] { backward(*batch); });
+    training->run(
+        [&] {
+          optimizer.zero_grad();
+          second.zero_grad();
+          backward(*batch);
+          if (mistake == "step") optimizer.step();
+        },
+        [&] {
+          optimizer.step();
+          if (mistake == "forgotten") second.step();
+        });
+  }
+  training.reset();
+  if (mistake == "later") HealedTraining later(state);
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
+
+int main(int, char** argv) {
+  return lockstep::record(
+      [&] { return lockstep::internal::testing::train(argv[1]); });
+}
