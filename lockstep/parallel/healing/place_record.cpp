@@ -13,13 +13,16 @@
 
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal {
 namespace {
 
 constexpr int kSlotBits = 40;
-// A chunk is still in the cache when its checksum is computed.
+// A chunk is still in the cache after its checksum was computed.
 constexpr size_t kChunk = size_t{128} << 10;
+// A larger record goes past the cache, where the next step needs the room.
+constexpr size_t kCached = size_t{1} << 20;
 
 }  // namespace
 
@@ -96,12 +99,14 @@ void PlaceRecord::write(int64_t steps, std::span<const Bytes> parts) {
   map(oldest, sizeof(Slot) + bytes);
   Slot& one = slot(oldest);
   auto* to = reinterpret_cast<std::byte*>(&one + 1);
+  const auto stores =
+      bytes > kCached ? kernels::Stores::streaming : kernels::Stores::cached;
   Xxh3 checksum;
   for (Bytes part : parts) {
     while (!part.empty()) {
       const Bytes chunk = part.first(std::min(part.size(), kChunk));
-      std::memcpy(to, chunk.data(), chunk.size());
       checksum.add(chunk.data(), chunk.size());
+      kernels::copy(to, chunk.data(), chunk.size(), stores);
       to += chunk.size();
       part = part.subspan(chunk.size());
     }

@@ -17,7 +17,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
-#include "tests/launch/launcher.h"
+#include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -33,7 +33,7 @@ const std::string kPrograms = LOCKSTEP_BIN_DIR "/tests/";
 
 using Arguments = std::vector<std::string>;
 
-class Healing : public LauncherTest {
+class Healing : public NodesTest {
  protected:
   struct Training {
     ProgramResult ended{};
@@ -89,6 +89,15 @@ class Healing : public LauncherTest {
     const auto [at, is_new] = all.try_emplace({ranks, arguments});
     if (is_new) at->second = train("undisturbed", ranks, arguments);
     return at->second;
+  }
+
+  // Returns how many descriptors and mappings rank 0 of two has at the end.
+  std::string held_after(const std::string& name, Arguments arguments,
+                         const std::string& kills) {
+    arguments.push_back("kill=" + kills);
+    const auto healed = train(name, 2, arguments);
+    EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    return read_file(scratch() / name / "result-0.held");
   }
 
   // Trains with and without these deaths. `deaths` processes die in their
@@ -338,6 +347,15 @@ TEST_P(DividedModel, OneOfThreeRanksDiesAgain) {
   expect_same(3, "0@4:computed,2@4:update,1@7:update", 3, arguments());
 }
 
+TEST_P(DividedModel, LeavesNoDescriptorsAndMappings) {
+  const auto once = held_after("once", arguments(), "1@3:update");
+  const auto often = held_after(
+      "often", arguments(),
+      "1@3:update,1@4:updated,1@5:next,1@6:computed,1@7:update,1@8:update");
+  EXPECT_NE(once, "");
+  EXPECT_EQ(once, often);
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, DividedModel,
                          ::testing::Values("fsdp", "fsdp_memory", "tensor",
                                            "pipeline", "zero"),
@@ -441,7 +459,7 @@ TEST_F(Healing, AllRestartIfARankEndsWell) {
 }
 
 TEST_F(Healing, MistakesAreNamed) {
-  const auto words = [this](const std::string& mistake) {
+  const auto train_with = [this](const std::string& mistake) {
     return run({"--heal", "--standby=1", "--nproc-per-node=1",
                 "--max-restarts=1", kPrograms + "healing_mistakes", mistake});
   };
@@ -454,7 +472,7 @@ TEST_F(Healing, MistakesAreNamed) {
       {"another", "this process has another one"},
   };
   for (const auto& [mistake, error] : mistakes) {
-    const auto ended = words(mistake);
+    const auto ended = train_with(mistake);
     EXPECT_EQ(ended.exit_code, 1) << mistake;
     EXPECT_THAT(ended.err, HasSubstr(error)) << mistake;
   }
@@ -465,10 +483,61 @@ TEST_F(Healing, MistakesAreNamed) {
       {"later", "this is the second HealedTraining of the process"},
   };
   for (const auto& [mistake, warning] : warnings) {
-    const auto ended = words(mistake);
+    const auto ended = train_with(mistake);
     EXPECT_EQ(ended.exit_code, 0) << mistake << ended.err;
     EXPECT_THAT(ended.err, HasSubstr(warning)) << mistake;
   }
+}
+
+// Two agents with two ranks each, which share memory in a host and use Gloo
+// between the hosts.
+class HealingHosts : public Healing {
+ protected:
+  Training train_on_hosts(const std::string& name, const Arguments& arguments) {
+    const auto folder = scratch() / name;
+    fs::create_directories(folder);
+    std::vector<std::unique_ptr<RunningProgram>> hosts;
+    const auto port = free_port();
+    for (int host = 0; host < 2; ++host) {
+      const auto all =
+          with(with(fixed(port, 2, host),
+                    {"--heal", "--standby=1", "--nproc-per-node=2",
+                     "--max-restarts=1000", trainer_, folder.string()}),
+               arguments);
+      hosts.push_back(start(
+          all, {.environment = {"OMP_NUM_THREADS=1",
+                                "LOCKSTEP_HOST_ID=" + std::to_string(host)}}));
+    }
+    ProgramResult ended;
+    for (const auto& host : hosts) {
+      const ProgramResult one = host->finish(seconds(180));
+      ended.exit_code = std::max(ended.exit_code, one.exit_code);
+      ended.out += one.out;
+      ended.err += one.err;
+    }
+    return result_of(folder, 4, ended);
+  }
+
+  void expect_same_on_hosts(const std::string& kills, int deaths,
+                            Arguments arguments = {}) {
+    const auto undisturbed = train_on_hosts("undisturbed", arguments);
+    ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+    arguments.push_back("kill=" + kills);
+    const auto healed = train_on_hosts("healed", arguments);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+    EXPECT_EQ(healed.begun, 4 + deaths) << healed.ended.out;
+    EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  }
+};
+
+TEST_F(HealingHosts, RanksDie) {
+  expect_same_on_hosts("1@2:backward,2@5:update,0@8:updated", 3);
+}
+
+TEST_F(HealingHosts, RanksOfADividedTrainingDie) {
+  expect_same_on_hosts("3@2:backward,0@5:update,1@8:updated", 3, {"own=1"});
 }
 
 TEST_F(Healing, AccumulatedGradientsBeginAgain) {
@@ -495,17 +564,13 @@ TEST_F(Healing, ARankThatIsStoppedIsReplaced) {
 // ends. Those of a rank that has seen ten healings are those of one that has
 // seen a single one.
 TEST_F(Healing, LeavesNoDescriptorsAndMappings) {
-  const auto held = [&](const std::string& name, const std::string& kills) {
-    const auto healed =
-        train(name, 2, {"epochs=3", "groups=1", "kill=" + kills});
-    EXPECT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
-    return read_file(scratch() / name / "result-0.held");
-  };
-  const auto once = held("once", "1@3:backward");
-  const auto often = held("often",
-                          "1@3:backward,1@5:forward,1@7:update,1@9:computed,"
-                          "1@11:backward,1@13:forward,1@15:update,"
-                          "1@17:computed,1@19:backward,1@21:forward");
+  const Arguments arguments = {"epochs=3", "groups=1"};
+  const auto once = held_after("once", arguments, "1@3:backward");
+  const auto often =
+      held_after("often", arguments,
+                 "1@3:backward,1@5:forward,1@7:update,1@9:computed,"
+                 "1@11:backward,1@13:forward,1@15:update,"
+                 "1@17:computed,1@19:backward,1@21:forward");
   EXPECT_NE(once, "");
   EXPECT_EQ(once, often);
 }
