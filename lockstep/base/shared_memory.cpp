@@ -106,14 +106,14 @@ SharedMemory::SharedMemory(FileDescriptor descriptor, size_t bytes)
 // Asks for huge pages whatever the system gives shared memory by itself: many
 // small pages take many times longer to reserve, to map and to free. The kernel
 // makes a huge page only where there is a page already. If it has none, the
-// rest is left to populate().
+// rest is left to populate(). It is asked once for all, because each time it
+// waits for a thread of its own on every core, also on those that are busy.
 void SharedMemory::collapse() const {
-  for (size_t at = 0; at + kHugePage <= size_; at += kHugePage) {
-    if (::madvise(data_ + at, 1, MADV_POPULATE_WRITE) != 0 ||
-        ::madvise(data_ + at, kHugePage, MADV_COLLAPSE) != 0) {
-      return;
-    }
+  const size_t whole = size_ - size_ % kHugePage;
+  for (size_t at = 0; at < whole; at += kHugePage) {
+    if (::madvise(data_ + at, 1, MADV_POPULATE_WRITE) != 0) return;
   }
+  ::madvise(data_, whole, MADV_COLLAPSE);
 }
 
 // Lets the kernel touch every page, so that missing memory is an error here
