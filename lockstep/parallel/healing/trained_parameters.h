@@ -36,7 +36,7 @@ class TrainedParameters {
   // Returns all gradients; of parameters that have none, undefined tensors.
   std::vector<at::Tensor> gradients() const;
   // Throws std::logic_error if a function that was given alone has made or
-  // changed gradients, of which `before` were there.
+  // changed gradients. `before`: gradients() and their versions before it.
   void require_same_gradients(const std::vector<at::Tensor>& before,
                               const Versions& versions_before) const;
   static Versions versions_of(const std::vector<at::Tensor>& gradients);
