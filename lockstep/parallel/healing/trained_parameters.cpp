@@ -40,6 +40,7 @@ TrainedParameters::TrainedParameters(const TrainingState& state)
     }
   });
   recorded_for_.resize(all_.size());
+  checked_.resize(all_.size());
 }
 
 TrainedParameters::Versions TrainedParameters::versions_of(
@@ -110,11 +111,10 @@ void TrainedParameters::update_has_ended() {
   const Versions& before = before_update_;
   kept_.clear();
   keeps_unrecorded_ = false;
-  bool updates = false;  // any parameter
   for (size_t i = 0; i < all_.size(); ++i) {
     if (version_of(all_[i]) != before[i]) {
-      updates = true;
       recorded_for_[i] = std::max(0, recorded_for_[i] - 1);
+      if (had_gradient_[i]) warn_without_optimizer(i);
       continue;
     }
     if (!all_[i].grad().defined()) continue;
@@ -123,18 +123,17 @@ void TrainedParameters::update_has_ended() {
     recorded_for_[i] = kRecordedFor;
     keeps_unrecorded_ = keeps_unrecorded_ || !is_recordable(i);
   }
-  if (!updates || std::exchange(was_updated_, true)) return;
-  for (size_t i = 0; i < all_.size(); ++i) {
-    if (version_of(all_[i]) == before[i] || !had_gradient_[i] ||
-        has_optimizer(i)) {
-      continue;
-    }
-    TORCH_WARN("lockstep: update changes the parameter \"", name_of(i),
-               "\", which no optimizer of TrainingState has; if an optimizer "
-               "changes it, add that to TrainingState::items, because a "
-               "process that takes a place would begin with an empty one");
-    return;
-  }
+}
+
+void TrainedParameters::warn_without_optimizer(size_t index) {
+  if (warned_ || checked_[index]) return;
+  checked_[index] = true;
+  if (has_optimizer(index)) return;
+  warned_ = true;
+  TORCH_WARN("lockstep: update changes the parameter \"", name_of(index),
+             "\", which no optimizer of TrainingState has; if an optimizer "
+             "changes it, add that to TrainingState::items, because a process "
+             "that takes a place would begin with an empty one");
 }
 
 std::vector<at::Tensor> TrainedParameters::gradients() const {

@@ -73,6 +73,7 @@ class TrainedParameters {
   std::string name_of(size_t index) const;
   bool is_recordable(size_t index) const;
   bool has_optimizer(size_t index) const;
+  void warn_without_optimizer(size_t index);
 
   const TrainingState& state_;
   std::vector<at::Tensor> all_{};
@@ -82,7 +83,8 @@ class TrainedParameters {
   std::vector<at::Tensor> loaded_{};  // undefined ones for all others
   Versions before_update_{};
   std::vector<bool> had_gradient_{};
-  bool was_updated_ = false;
+  std::vector<bool> checked_{};  // whether an optimizer has the parameter
+  bool warned_ = false;
 };
 
 }  // namespace lockstep::internal

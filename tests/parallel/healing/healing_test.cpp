@@ -451,6 +451,20 @@ INSTANTIATE_TEST_SUITE_P(Moments, AccumulatingAcrossCalls,
                                            "update", "updated"),
                          [](const auto& moment) { return moment.param; });
 
+TEST_F(Healing, BeforeACallThatAddsToTheFirstGradients) {
+  expect_same(2, "1@1:next", 1, {"model=across"});
+}
+
+// Nobody knew that there would be no step.
+TEST_F(Healing, AllRestartInTheFirstUpdateWithoutAStep) {
+  const auto training =
+      train("training", 2, {"model=across", "kill=1@1:updated"});
+  EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
+  EXPECT_THAT(training.ended.err,
+              HasSubstr("has no copy of the gradients that were accumulated"));
+  EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
+}
+
 TEST_F(Healing, AllRestartIfARankEndsWell) {
   const auto training = train("training", 2, {"kill=1@5:exits", "snapshot=5"});
   EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
