@@ -20,6 +20,7 @@
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/life_signs.h"
+#include "lockstep/comm/reconfigure.h"
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
@@ -264,13 +265,22 @@ std::optional<std::string> take_settings(const internal::Rendezvous& meeting,
   return std::nullopt;
 }
 
+void require_new_groups() {
+  if (!internal::refuses_new_groups()) return;
+  throw std::logic_error(
+      "a group was to be made in a function of HealedTraining::run(), which "
+      "may be called again; make it before");
+}
+
 Origin next_group() {
+  require_new_groups();
   World& w = world();
   std::lock_guard lock(w.mutex);
   return {std::to_string(w.group_count++), w.store, w.life_signs};
 }
 
 Origin split_of(const std::string& name) {
+  require_new_groups();
   World& w = world();
   std::lock_guard lock(w.mutex);
   return {name, w.store, w.life_signs};

@@ -308,10 +308,8 @@ bool groups_are_apart() {
   return w.group && w.apart;
 }
 
-OnReconfigured::OnReconfigured(std::function<void()> function,
-                               std::vector<at::Tensor> parameters)
-    : object_(std::make_shared<const Object>(
-          Object{std::move(function), std::move(parameters)})) {
+OnReconfigured::OnReconfigured(Object object)
+    : object_(std::make_shared<const Object>(std::move(object))) {
   const std::lock_guard lock(objects_mutex());
   objects().push_back(object_);
 }
@@ -338,6 +336,31 @@ std::vector<at::Tensor> parameters_to_reconfigure() {
                       object->parameters.end());
   }
   return parameters;
+}
+
+bool& refuses_new_groups() {
+  thread_local bool refuses = false;
+  return refuses;
+}
+
+std::string memory_to_reconfigure() {
+  std::string memory;
+  const std::lock_guard lock(objects_mutex());
+  for (const auto& each : objects()) {
+    const auto object = each.lock();
+    if (object && object->memory) memory += *object->memory ? '1' : '0';
+  }
+  return memory;
+}
+
+void set_memory_to_reconfigure(const std::string& memory) {
+  size_t at = 0;
+  const std::lock_guard lock(objects_mutex());
+  for (const auto& each : objects()) {
+    const auto object = each.lock();
+    if (!object || !object->memory || at == memory.size()) continue;
+    *object->memory = memory[at++] == '1';
+  }
 }
 
 void run_reconfigured() {

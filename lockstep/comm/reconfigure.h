@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
@@ -87,19 +88,23 @@ bool groups_are_apart();
 
 // Called by run_reconfigured() as long as this object lives: for objects that
 // hold what belongs to one generation of a group, such as memory that the ranks
-// share. `parameters`: what such an object trains, if it can be told.
+// share.
 class OnReconfigured {
  public:
-  explicit OnReconfigured(std::function<void()> function,
-                          std::vector<at::Tensor> parameters = {});
+  struct Object {
+    std::function<void()> function{};
+    // The parameters that the object trains, if it can be told.
+    std::vector<at::Tensor> parameters{};
+    // A flag that it keeps from one step to the next; null if it has none.
+    bool* memory = nullptr;
+  };
+
+  explicit OnReconfigured(Object object);
+  explicit OnReconfigured(std::function<void()> function)
+      : OnReconfigured(Object{.function = std::move(function)}) {}
   OnReconfigured(const OnReconfigured&) = delete;
   OnReconfigured& operator=(const OnReconfigured&) = delete;
   ~OnReconfigured();
-
-  struct Object {
-    std::function<void()> function;
-    std::vector<at::Tensor> parameters;
-  };
 
  private:
   std::shared_ptr<const Object> object_;
@@ -108,6 +113,14 @@ class OnReconfigured {
 // Returns how many OnReconfigured live, and the parameters of all.
 int objects_to_reconfigure();
 std::vector<at::Tensor> parameters_to_reconfigure();
+
+// Whether this thread may make no groups: a function that is called again would
+// make them again.
+bool& refuses_new_groups();
+
+// Return the flags of all of them, a character for each, and set them.
+std::string memory_to_reconfigure();
+void set_memory_to_reconfigure(const std::string& memory);
 
 // Calls the functions of all OnReconfigured that live, in the order in which
 // they were made, which is the same on all ranks. After reconfigure(), once the

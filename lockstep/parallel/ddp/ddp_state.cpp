@@ -191,7 +191,10 @@ DdpState::DdpState(torch::nn::Module& module,
     for (const auto& parameter : parameters_) {
       trained.push_back(parameter.tensor);
     }
-    on_reconfigured_.emplace([this] { begin_again(); }, std::move(trained));
+    on_reconfigured_.emplace(
+        OnReconfigured::Object{.function = [this] { begin_again(); },
+                               .parameters = std::move(trained),
+                               .memory = &require_forward_buffer_sync_});
   }
 }
 

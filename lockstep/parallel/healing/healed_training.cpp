@@ -66,8 +66,18 @@ constexpr size_t kRecords = 3;
 
 // How often a rank that waits looks whether another's training has ended.
 constexpr std::chrono::seconds kLookEvery{1};
+// After so many healings the ranks begin again from the snapshot.
+constexpr int kHealedInOneCall = 8;
 // The line about a healing has so much of what has failed.
 constexpr size_t kToldBytes = 200;
+
+// Returns the causes without what peers have said of them.
+std::string own_words(std::string causes) {
+  for (size_t at; (at = causes.find(": rank ")) != causes.npos;) {
+    causes.erase(at, causes.find("; rank ", at) - at);
+  }
+  return causes;
+}
 
 // A newer generation was announced while this rank made its groups for another.
 struct Superseded {};
@@ -111,6 +121,7 @@ class HealedTraining::Work {
       states_.emplace(memory_, kRecords, state_);
       states_->write(steps_);
     }
+    if (!record_->read(steps_)) write_record(steps_, Moment::begun);
     internal::tell_agent_heals(
         true, states_ ? "its state is divided over the ranks" : "");
     // Nobody replaces a process that ends well in the midst of its training.
@@ -145,6 +156,7 @@ class HealedTraining::Work {
   // Calls `begin_pass` and returns true if another loop begins.
   bool next_begins(const void* loader,
                    const std::function<void()>& begin_pass) {
+    require_outside("next()");
     if (loader_ != nullptr && loader_ != loader) {
       throw std::logic_error(
           "HealedTraining: next() was called with another loader before the "
@@ -158,7 +170,7 @@ class HealedTraining::Work {
     }
     const bool begins = loader_ == nullptr || epoch_ != sampler_epoch();
     ++iteration_;
-    returns_to_top_ = false;
+    waits_for_next_ = false;
     // A batch that comes before the one before it was used belongs to it.
     if (begins || units_ != top_units_) {
       top_iteration_ = iteration_;
@@ -184,20 +196,23 @@ class HealedTraining::Work {
 
   void run_step(const std::function<void()>& compute,
                 const std::function<void()>& update) {
+    const Inside inside(*this);
     if (!store_) {
       compute();
       update();
       return;
     }
     const LoopNumbers before = numbers();
+    // The update of a step that is passed over has counted.
+    if (!waits_for_next_ && units_ < passed_over_) set_numbers(after_);
     run_unit([&] {
       // If the update was interrupted, the numbers were perhaps counted.
       set_numbers(before);
       write_record(steps_, Moment::begun);
-      const auto versions = parameters_->versions();
+      const auto marks = parameters_->marks();
       compute();
       if (!states_) {
-        parameters_->require_unchanged(versions);
+        parameters_->require_unchanged(marks);
         write_record(steps_ + 1, Moment::computed);
       }
       require_same_place();
@@ -217,12 +232,12 @@ class HealedTraining::Work {
   }
 
   void run_block(const std::function<void()>& function) {
+    const Inside inside(*this);
     if (!store_) return function();
     run_unit([&] {
-      const auto gradients = parameters_->gradients();
-      const auto versions = internal::TrainedParameters::versions_of(gradients);
+      parameters_->function_begins();
       function();
-      parameters_->require_same_gradients(gradients, versions);
+      parameters_->require_same_state();
     });
   }
 
@@ -243,13 +258,41 @@ class HealedTraining::Work {
     std::optional<LoopNumbers> numbers{};                // nothing if they stay
   };
 
+  // Lives as long as run() is called.
+  class Inside {
+   public:
+    explicit Inside(Work& work) : work_(work) {
+      work.require_outside("run()");
+      work.is_inside_ = true;
+      internal::refuses_new_groups() = work.store_ != nullptr;
+    }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+    ~Inside() {
+      work_.is_inside_ = false;
+      internal::refuses_new_groups() = false;
+    }
+
+   private:
+    Work& work_;
+  };
+  void require_outside(const std::string& call) const {
+    if (!is_inside_) return;
+    throw std::logic_error("HealedTraining: " + call +
+                           " was called in a function of run(); call it after "
+                           "run() has returned");
+  }
+
   // Calls `unit` until it was completed, here or by the rank whose state this
   // rank has taken.
   template <class Unit>
   void run_unit(const Unit& unit) {
     call_ends_ = units_ + 1;
-    while (!returns_to_top_ && units_ < call_ends_) {
-      if (units_ < passed_over_) return pass_over();
+    while (!waits_for_next_ && units_ < call_ends_) {
+      if (units_ < passed_over_) {
+        ++units_;
+        return;
+      }
       try {
         unit();
         ++units_;
@@ -261,11 +304,6 @@ class HealedTraining::Work {
         heal(std::current_exception());
       }
     }
-  }
-
-  void pass_over() {
-    ++units_;
-    set_numbers(after_);
   }
 
   // Collective. Returns whether the state of any rank is divided.
@@ -320,7 +358,8 @@ class HealedTraining::Work {
 
   // A record holds, in this order: whether the step was only begun, or
   // also computed; which gradients are kept and which were recorded
-  // (trained_parameters.h); generators; buffers; gradients. If the training is
+  // (trained_parameters.h); what wrappers know from one step to the next
+  // (reconfigure.h); generators; buffers; gradients. If the training is
   // divided, there are only those of steps that were begun; states_ has all
   // else.
   enum class Moment : int64_t { begun, computed };
@@ -343,9 +382,10 @@ class HealedTraining::Work {
     }
     std::string kept = parameters_->kept();
     kept.resize(marks.size(), '0');
+    const std::string memory = internal::memory_to_reconfigure();
     std::vector<PlaceRecord::Bytes> parts = {
         std::as_bytes(std::span(&moment, 1)), std::as_bytes(std::span(kept)),
-        std::as_bytes(std::span(marks))};
+        std::as_bytes(std::span(marks)), std::as_bytes(std::span(memory))};
     for (auto& tensor : tensors) {
       tensor = internal::file_form(tensor);
       parts.push_back(
@@ -365,8 +405,10 @@ class HealedTraining::Work {
     }
     std::string marks(parameters_->count(), '0');
     std::string recorded_kept = marks;
+    memory_of_wrappers_ = internal::memory_to_reconfigure();
     const auto all = recorded();
-    size_t bytes = sizeof(Moment) + 2 * marks.size();
+    size_t bytes =
+        sizeof(Moment) + 2 * marks.size() + memory_of_wrappers_.size();
     for (const auto& tensor : all) bytes += tensor.nbytes();
     const std::byte* from = record->data();
     const auto read = [&](void* to, size_t count) {
@@ -378,6 +420,7 @@ class HealedTraining::Work {
       read(&moment, sizeof moment);
       read(recorded_kept.data(), marks.size());
       read(marks.data(), marks.size());
+      read(memory_of_wrappers_.data(), memory_of_wrappers_.size());
       bytes += parameters_->bytes_of(marks);
     }
     if (record->size() != bytes) {
@@ -402,6 +445,7 @@ class HealedTraining::Work {
       if (moment == Moment::begun) buffer.copy_(saved);
     }
     load_gradients(states_ ? recorded_kept : kept, marks, take);
+    internal::set_memory_to_reconfigure(memory_of_wrappers_);
     return true;
   }
 
@@ -656,6 +700,7 @@ class HealedTraining::Work {
             {"kept", parameters_->kept()},
             {"keeps_unrecorded", parameters_->keeps_unrecorded()},
             {"second_loop", second_loop_},
+            {"healed_here", here_ == units_ ? healed_here_ : 0},
             {"iteration", iteration_},
             {"top_iteration", top_iteration_},
             {"top_units", top_units_},
@@ -670,8 +715,9 @@ class HealedTraining::Work {
   void agree(Clock::time_point began, const std::string& cause) {
     const auto all = all_gather_object(status());
     require_same_objects(all);
-    require_recorded(all);
-    Healing healing{.cause = cause, .ranks = static_cast<int>(all.size())};
+    require_healable(all, cause);
+    Healing healing{.cause = own_words(cause),
+                    .ranks = static_cast<int>(all.size())};
     bool shrinks = false;
     bool shares_anew = false;
     for (size_t r = 0; r < all.size(); ++r) {
@@ -684,6 +730,7 @@ class HealedTraining::Work {
     const bool divided = std::ranges::any_of(
         all, [](const Status& one) { return one.at("divided").get<bool>(); });
     if (!divided) states_.reset();
+    gives_up_batch_ = false;
     std::exception_ptr failure;
     std::string kept;
     if (divided) {
@@ -699,7 +746,10 @@ class HealedTraining::Work {
     if (shrinks) take_first_record(failure);
     require_same_state(failure);
     internal::run_reconfigured();
+    internal::set_memory_to_reconfigure(memory_of_wrappers_);
     parameters_->set_loaded_gradients();
+    healed_here_ =
+        std::exchange(here_, units_) == units_ ? healed_here_ + 1 : 1;
     healing.took = std::chrono::duration_cast<std::chrono::microseconds>(
         Clock::now() - began);
     tell(healing, std::exchange(ranks_, healing.ranks));
@@ -724,13 +774,19 @@ class HealedTraining::Work {
 
   // A process that takes a place finds the loop in which the others are, and
   // can have everything that they keep.
-  void require_recorded(const std::vector<Status>& all) const {
+  void require_healable(const std::vector<Status>& all,
+                        const std::string& cause) const {
     for (const Status& one : all) {
       if (one.at("keeps_unrecorded").get<bool>()) {
         give_up(
             "gradients that are sparse, or have another dtype than their "
             "parameter, were accumulated over several calls of run(), and "
             "there is no copy of them");
+      }
+      if (one.at("healed_here").get<int>() >= kHealedInOneCall) {
+        give_up("the same call of run() was healed " +
+                std::to_string(kHealedInOneCall) +
+                " times and not completed (" + cause + ")");
       }
       if (one.at("second_loop").get<bool>()) {
         give_up(
@@ -813,7 +869,8 @@ class HealedTraining::Work {
     // that joins is at the top already.
     iteration_ = top - 1;
     units_ = passed_over_;
-    returns_to_top_ = true;
+    waits_for_next_ = true;
+    gives_up_batch_ = true;
   }
 
   void load_samplers(const nlohmann::json& samplers) {
@@ -953,6 +1010,8 @@ class HealedTraining::Work {
     iteration_ =
         std::max<int64_t>(0, from.at("top_iteration").get<int64_t>() - 1);
     units_ = from.at("top_units").get<int64_t>();
+    // Calls of run() that come before next() were completed.
+    waits_for_next_ = from.at("iteration").get<int64_t>() > 0;
   }
 
   // Whether ranks may have different values of a parameter that is not divided.
@@ -1034,7 +1093,7 @@ class HealedTraining::Work {
                own ? " the state of the process before"
                    : " the state of rank " + std::to_string(teller),
                " after ", steps_, " steps",
-               returns_to_top_ ? "; the next step has other samples" : "");
+               gives_up_batch_ ? "; the next step has other samples" : "");
   }
 
   // The one of this process whose training has not ended.
@@ -1047,6 +1106,7 @@ class HealedTraining::Work {
   FileDescriptor memory_{};
   std::optional<PlaceRecord> record_{};
   std::optional<internal::TrainedParameters> parameters_{};
+  std::string memory_of_wrappers_{};  // as it was recorded
   // Only if the training is divided; in a process that joins also until it is
   // known whether it is.
   std::optional<StateRecords> states_{};
@@ -1067,8 +1127,10 @@ class HealedTraining::Work {
   // Until units_ is this, calls of run() are passed over.
   int64_t passed_over_ = 0;
   std::optional<Resume> resume_{};
-  // Whether calls of run() return at once, until next() is called.
-  bool returns_to_top_ = false;
+  // Whether calls of run() return at once, until next() is called; and whether
+  // that is because the batch was given up.
+  bool waits_for_next_ = false;
+  bool gives_up_batch_ = false;
   // Over which a loop runs: next() was called and has not returned null.
   const void* loader_ = nullptr;
   // The sampler's epoch in that loop. If the program leaves the loop and
@@ -1087,8 +1149,12 @@ class HealedTraining::Work {
   LoopNumbers top_{};
   SamplerState top_sampler_state_{};
   std::map<std::string, ItemState> top_samplers_{};
-  LoopNumbers after_{};   // the last step
-  LoopNumbers before_{};  // the step before it
+  LoopNumbers after_{};     // the last step
+  LoopNumbers before_{};    // the step before it
+  bool is_inside_ = false;  // a function of run()
+  // How often the training was healed in the call of run() with this number.
+  int healed_here_ = 0;
+  int64_t here_ = -1;
   std::vector<Healing> healings_{};
 };
 

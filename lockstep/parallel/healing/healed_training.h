@@ -14,7 +14,8 @@ namespace lockstep {
 
 // A loss of ranks after which training went on.
 struct Healing {
-  std::string cause{};          // "rank 1 died: SIGKILL"
+  // "rank 1 failed: killed by SIGKILL (exit code 137)"
+  std::string cause{};
   std::vector<int> replaced{};  // the ranks that are new processes
   int ranks{0};  // fewer than before if the job goes on without those it lost
   // The rank that the others copied; -1 if each rank has its own state again,
@@ -153,7 +154,8 @@ class HealedTraining {
 
   // The same for a function that is neither: a snapshot, an evaluation. It
   // changes nothing in `state`, and may be called several times. Throws
-  // std::logic_error if it has changed gradients.
+  // std::logic_error if it has changed parameters or gradients. Both also throw
+  // it inside a function of run().
   void run(const std::function<void()>& function);
 
   // Returns the losses that were healed while this process took part.

@@ -5,7 +5,9 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
@@ -14,10 +16,40 @@ namespace {
 // its gradients out again.
 constexpr int kRecordedFor = 16;
 
-uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference()
-             ? static_cast<uint32_t>(tensor._version())
-             : 0;
+// So many places of a tensor are looked at.
+constexpr size_t kSampled = 8;
+
+// Returns a number that depends on some elements of a tensor on the CPU.
+uint64_t sample_of(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return 0;
+  const size_t begin =
+      static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  const size_t bytes = tensor.nbytes();
+  if (bytes == 0 || tensor.storage().nbytes() < begin + bytes) return 0;
+  const auto* from = static_cast<const std::byte*>(tensor.const_data_ptr());
+  const size_t size = std::min(bytes, sizeof(uint64_t));
+  uint64_t sample = 0;
+  for (size_t i = 0; i < kSampled; ++i) {
+    uint64_t word = 0;
+    std::memcpy(&word, from + (bytes - size) / (kSampled - 1) * i, size);
+    sample = sample * 31 + word;
+  }
+  return sample;
+}
+
+TrainedParameters::Mark mark_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided) return {};
+  return {.version = tensor.is_inference()
+                         ? 0
+                         : static_cast<uint32_t>(tensor._version()),
+          .sample = sample_of(tensor)};
+}
+
+TrainedParameters::Marks marks_of(const std::vector<at::Tensor>& tensors) {
+  TrainedParameters::Marks marks;
+  marks.reserve(tensors.size());
+  for (const at::Tensor& one : tensors) marks.push_back(mark_of(one));
+  return marks;
 }
 
 // Calls `visit` with each module of the state and the beginning of its
@@ -43,16 +75,8 @@ TrainedParameters::TrainedParameters(const TrainingState& state)
   checked_.resize(all_.size());
 }
 
-TrainedParameters::Versions TrainedParameters::versions_of(
-    const std::vector<at::Tensor>& tensors) {
-  Versions versions;
-  versions.reserve(tensors.size());
-  for (const at::Tensor& one : tensors) versions.push_back(version_of(one));
-  return versions;
-}
-
-TrainedParameters::Versions TrainedParameters::versions() const {
-  return versions_of(all_);
+TrainedParameters::Marks TrainedParameters::marks() const {
+  return marks_of(all_);
 }
 
 std::string TrainedParameters::name_of(size_t index) const {
@@ -65,9 +89,9 @@ std::string TrainedParameters::name_of(size_t index) const {
   return found.empty() ? "of number " + std::to_string(index) : found;
 }
 
-void TrainedParameters::require_unchanged(const Versions& before) const {
+void TrainedParameters::require_unchanged(const Marks& before) const {
   for (size_t i = 0; i < all_.size(); ++i) {
-    if (version_of(all_[i]) == before[i]) continue;
+    if (mark_of(all_[i]) == before[i]) continue;
     throw std::logic_error(
         "HealedTraining: compute has changed the parameter \"" + name_of(i) +
         "\", but it may be called again with the same batch; let update do all "
@@ -100,7 +124,7 @@ bool TrainedParameters::has_optimizer(size_t index) const {
 }
 
 void TrainedParameters::update_begins() {
-  before_update_ = versions();
+  marks_before_ = marks();
   had_gradient_.clear();
   for (const at::Tensor& parameter : all_) {
     had_gradient_.push_back(parameter.grad().defined());
@@ -108,11 +132,10 @@ void TrainedParameters::update_begins() {
 }
 
 void TrainedParameters::update_has_ended() {
-  const Versions& before = before_update_;
   kept_.clear();
   keeps_unrecorded_ = false;
   for (size_t i = 0; i < all_.size(); ++i) {
-    if (version_of(all_[i]) != before[i]) {
+    if (mark_of(all_[i]) != marks_before_[i]) {
       recorded_for_[i] = std::max(0, recorded_for_[i] - 1);
       if (had_gradient_[i]) warn_without_optimizer(i);
       continue;
@@ -128,7 +151,12 @@ void TrainedParameters::update_has_ended() {
 void TrainedParameters::warn_without_optimizer(size_t index) {
   if (warned_ || checked_[index]) return;
   checked_[index] = true;
-  if (has_optimizer(index)) return;
+  const bool steps_by_hand =
+      state_.optimizer == nullptr &&
+      std::ranges::none_of(state_.items, [](const auto& item) {
+        return item.second.optimizer() != nullptr;
+      });
+  if (steps_by_hand || has_optimizer(index)) return;
   warned_ = true;
   TORCH_WARN("lockstep: update changes the parameter \"", name_of(index),
              "\", which no optimizer of TrainingState has; if an optimizer "
@@ -136,30 +164,32 @@ void TrainedParameters::warn_without_optimizer(size_t index) {
              "that takes a place would begin with an empty one");
 }
 
-std::vector<at::Tensor> TrainedParameters::gradients() const {
-  std::vector<at::Tensor> gradients;
-  gradients.reserve(all_.size());
+void TrainedParameters::function_begins() {
+  marks_before_ = marks();
+  gradients_before_.clear();
   for (const at::Tensor& parameter : all_) {
-    gradients.push_back(parameter.grad());
+    gradients_before_.push_back(parameter.grad());
   }
-  return gradients;
+  gradient_marks_before_ = marks_of(gradients_before_);
 }
 
-void TrainedParameters::require_same_gradients(
-    const std::vector<at::Tensor>& before,
-    const Versions& versions_before) const {
+void TrainedParameters::require_same_state() {
+  const auto before = std::exchange(gradients_before_, {});
   for (size_t i = 0; i < all_.size(); ++i) {
-    const at::Tensor& now = all_[i].grad();
-    if (!now.defined() ||
-        (now.is_same(before[i]) && version_of(now) == versions_before[i])) {
-      continue;
-    }
+    const at::Tensor& gradient = all_[i].grad();
+    const bool same_gradient =
+        !gradient.defined() || (gradient.is_same(before[i]) &&
+                                mark_of(gradient) == gradient_marks_before_[i]);
+    // Other weights may have been here meanwhile.
+    const bool same = sample_of(all_[i]) == marks_before_[i].sample;
+    if (same && same_gradient) continue;
     throw std::logic_error(
-        "HealedTraining: a function that was given to run() alone has changed "
-        "the gradient of \"" +
+        "HealedTraining: a function that was given to run() alone has "
+        "changed " +
+        std::string(same ? "the gradient of \"" : "the parameter \"") +
         name_of(i) +
         "\", which would be lost if a rank died; give run() two functions, of "
-        "which the first computes gradients");
+        "which the first computes gradients and the second updates");
   }
 }
 

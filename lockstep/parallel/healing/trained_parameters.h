@@ -13,7 +13,8 @@ namespace lockstep::internal {
 
 // The parameters of a TrainingState's modules, and what the functions of a
 // HealedTraining do with them and their gradients. It knows by the versions
-// that LibTorch counts what was written to. For one thread.
+// that LibTorch counts, and by some elements of each parameter on the CPU, what
+// was written to: torch::optim::SGD changes no version. For one thread.
 //
 // A gradient is *kept* if the last update has not changed its parameter: the
 // program may add to it in the next step.
@@ -21,25 +22,28 @@ class TrainedParameters {
  public:
   explicit TrainedParameters(const TrainingState& state);
 
-  using Versions = std::vector<uint32_t>;
-  Versions versions() const;
+  // A tensor as it is before a function.
+  struct Mark {
+    uint32_t version = 0;
+    uint64_t sample = 0;
+    bool operator==(const Mark&) const = default;
+  };
+  using Marks = std::vector<Mark>;
+  Marks marks() const;
 
   // Throws std::logic_error, which names a parameter, if `compute` has changed
-  // one, or has begun with the versions `before`.
-  void require_unchanged(const Versions& before) const;
+  // one. `before`: marks() before it.
+  void require_unchanged(const Marks& before) const;
 
   // Enclose an update. The second one warns once if it has changed a parameter
   // with a gradient that no optimizer of `state` has.
   void update_begins();
   void update_has_ended();
 
-  // Returns all gradients; of parameters that have none, undefined tensors.
-  std::vector<at::Tensor> gradients() const;
-  // Throws std::logic_error if a function that was given alone has made or
-  // changed gradients. `before`: gradients() and their versions before it.
-  void require_same_gradients(const std::vector<at::Tensor>& before,
-                              const Versions& versions_before) const;
-  static Versions versions_of(const std::vector<at::Tensor>& gradients);
+  // Enclose a function that was given alone. The second one throws
+  // std::logic_error if the function has left other parameters or gradients.
+  void function_begins();
+  void require_same_state();
 
   // A character for each parameter, "1" if its gradient is kept; empty if none
   // is.
@@ -81,8 +85,11 @@ class TrainedParameters {
   std::vector<int> recorded_for_{};  // so many more updates
   bool keeps_unrecorded_ = false;
   std::vector<at::Tensor> loaded_{};  // undefined ones for all others
-  Versions before_update_{};
+  // As of update_begins() or function_begins(), until the other call.
+  Marks marks_before_{};
   std::vector<bool> had_gradient_{};
+  std::vector<at::Tensor> gradients_before_{};
+  Marks gradient_marks_before_{};
   std::vector<bool> checked_{};  // whether an optimizer has the parameter
   bool warned_ = false;
 };

@@ -3,6 +3,7 @@
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
 
 #include <map>
 #include <optional>
@@ -26,12 +27,15 @@ int train(const std::string& mistake) {
   optim::AdamW optimizer(net->parameters());
   optim::SGD second(beside->parameters());
   torch::optim::LBFGS lbfgs(net->parameters());
+  // Neither changes a version that LibTorch counts.
+  torch::optim::SGD sgd(net->parameters(), 0.1);
+  torch::optim::SGD second_sgd(beside->parameters(), 0.1);
   TrainingState state{
       .model = net.ptr(), .optimizer = &optimizer, .items = {{"s", sampler}}};
   std::optional<DistributedDataParallel<torch::nn::Linear>> wrapped;
   if (mistake == "wrapped") wrapped.emplace(beside);
   if (mistake == "lbfgs") state.optimizer = &lbfgs;
-  if (mistake == "forgotten") state.items.emplace("beside", beside);
+  if (mistake.starts_with("forgotten")) state.items.emplace("beside", beside);
   std::optional<HealedTraining> training(state);
   if (mistake == "another") HealedTraining another(state);
   const auto backward = [&](const auto& batch) {
@@ -41,16 +45,22 @@ int train(const std::string& mistake) {
   while (const auto* batch = training->next(loader)) {
     if (mistake == "turn") training->next(other);
     if (mistake == "alone") training->run([&] { backward(*batch); });
+    if (mistake == "steps alone") training->run([&] { sgd.step(); });
+    if (mistake == "nested") training->run([&] { training->run([] {}); });
+    if (mistake == "next") training->run([&] { training->next(loader); });
+    if (mistake == "group") training->run([] { new_group(); });
     training->run(
         [&] {
           optimizer.zero_grad();
           second.zero_grad();
           backward(*batch);
           if (mistake == "step") optimizer.step();
+          if (mistake == "sgd") sgd.step();
         },
         [&] {
           optimizer.step();
           if (mistake == "forgotten") second.step();
+          if (mistake == "forgotten sgd") second_sgd.step();
         });
   }
   training.reset();

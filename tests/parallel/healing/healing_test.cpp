@@ -451,6 +451,18 @@ INSTANTIATE_TEST_SUITE_P(Moments, AccumulatingAcrossCalls,
                                            "update", "updated"),
                          [](const auto& moment) { return moment.param; });
 
+// The next forward does not broadcast buffers.
+TEST_F(Healing, BuffersAfterAForwardThatIsNotAveraged) {
+  expect_same(3, "1@23:backward", 1, {"model=across", "epochs=3"});
+}
+
+// A process that takes a place comes to calls of run() before next(), and to
+// some after the last loop.
+TEST_F(Healing, CallsOutsideOfTheLoop) {
+  expect_same(2, "1@0:first,1@8:backward,0@14:next,0@24:last", 4,
+              {"calls=1", "model=plain"});
+}
+
 TEST_F(Healing, BeforeACallThatAddsToTheFirstGradients) {
   expect_same(2, "1@1:next", 1, {"model=across"});
 }
@@ -479,6 +491,11 @@ TEST_F(Healing, MistakesAreNamed) {
   };
   const std::map<std::string, std::string> mistakes = {
       {"step", "compute has changed the parameter \"weight\""},
+      {"sgd", "compute has changed the parameter \"weight\""},
+      {"steps alone", "run() alone has changed the parameter \"weight\""},
+      {"nested", "run() was called in a function of run()"},
+      {"next", "next() was called in a function of run()"},
+      {"group", "a group was to be made in a function of"},
       {"alone", "run() alone has changed the gradient of \"weight\""},
       {"turn", "next() was called with another loader before the loop"},
       {"wrapped", "a DistributedDataParallel has parameters that no module"},
@@ -493,6 +510,8 @@ TEST_F(Healing, MistakesAreNamed) {
   const std::map<std::string, std::string> warnings = {
       {"none", ""},
       {"forgotten",
+       "update changes the parameter \"beside.weight\", which no optimizer"},
+      {"forgotten sgd",
        "update changes the parameter \"beside.weight\", which no optimizer"},
       {"later", "this is the second HealedTraining of the process"},
   };

@@ -16,6 +16,8 @@
 //   sum=1        the update ends with a collective
 //   pairs=1      two batches a step, each from a call of next()
 //   leave=N      leaves the loop over the loader after each N steps
+//   calls=1      also calls run() before each loop and after the last one, with
+//                the moments first and last
 //   loops=2      each epoch has a second loop, over another loader
 //   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
@@ -230,6 +232,15 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   for (int64_t epoch = state.next_epoch(); epoch < number("epochs", 2);
        ++epoch) {
     sampler.set_epoch(epoch);
+    const auto call = [&](const std::string& moment) {
+      if (number("calls", 0) == 0) return;
+      training.run([&] {
+        kills.at(state.step, moment);
+        auto sum = at::full({2}, static_cast<double>(state.epochs_run));
+        all_reduce(sum);
+      });
+    };
+    call("first");
     std::optional<torch::data::Example<>> first;
     while (const auto* batch = training.next(loader)) {
       kills.at(state.step, "next");
@@ -286,6 +297,8 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
       }
     }
     state.epochs_run = epoch;
+    call("epoch");
+    if (epoch + 1 == number("epochs", 2)) call("last");
   }
   own.compute();  // leaves out what only a record has
   write_result(folder / ("result-" + std::to_string(get_rank())), state,
