@@ -235,6 +235,8 @@ class HealedTraining::Work {
     const Inside inside(*this);
     if (!store_) return function();
     run_unit([&] {
+      // FullyShard gathers parameters in an evaluation, too, and they may stay.
+      if (states_) return function();
       parameters_->function_begins();
       function();
       parameters_->require_same_state();
@@ -780,8 +782,8 @@ class HealedTraining::Work {
       if (one.at("keeps_unrecorded").get<bool>()) {
         give_up(
             "gradients that are sparse, or have another dtype than their "
-            "parameter, were accumulated over several calls of run(), and "
-            "there is no copy of them");
+            "parameter, were accumulated over several calls of run(), and no "
+            "rank has a copy of them");
       }
       if (one.at("healed_here").get<int>() >= kHealedInOneCall) {
         give_up("the same call of run() was healed " +

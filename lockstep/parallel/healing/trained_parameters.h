@@ -43,7 +43,7 @@ class TrainedParameters {
   // Enclose a function that was given alone. The second one throws
   // std::logic_error if the function has left other parameters or gradients.
   void function_begins();
-  void require_same_state();
+  void require_same_state() const;
 
   // A character for each parameter, "1" if its gradient is kept; empty if none
   // is.
@@ -88,8 +88,7 @@ class TrainedParameters {
   // As of update_begins() or function_begins(), until the other call.
   Marks marks_before_{};
   std::vector<bool> had_gradient_{};
-  std::vector<at::Tensor> gradients_before_{};
-  Marks gradient_marks_before_{};
+  std::vector<uint64_t> gradients_before_{};  // their samples
   std::vector<bool> checked_{};  // whether an optimizer has the parameter
   bool warned_ = false;
 };

@@ -1,5 +1,6 @@
-// One rank of a training that makes the mistake with the name of the argument,
-// or none: `healing_mistakes NAME`.
+// One rank of a training: `healing_mistakes NAME`. It makes the mistake with
+// this name; "none", "sharded" and "mixed" are trainings without a mistake that
+// evaluate in run().
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
@@ -23,7 +24,17 @@ int train(const std::string& mistake) {
   DataLoader other(dataset, sampler, {.batch_size = 4});
   torch::nn::Linear net(4, 1);
   torch::nn::Linear beside(4, 1);
-  DistributedDataParallel model(net);
+  std::optional<FullyShard<torch::nn::Linear>> sharded;
+  if (mistake == "sharded") sharded.emplace(net);
+  DistributedDataParallelOptions options;
+  if (mistake == "mixed") {
+    options.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16};
+  }
+  std::optional<DistributedDataParallel<torch::nn::Linear>> ddp;
+  if (!sharded) ddp.emplace(net, options);
+  const auto model = [&](const at::Tensor& input) {
+    return sharded ? (*sharded)(input) : (*ddp)(input);
+  };
   optim::AdamW optimizer(net->parameters());
   optim::SGD second(beside->parameters());
   torch::optim::LBFGS lbfgs(net->parameters());
@@ -43,6 +54,13 @@ int train(const std::string& mistake) {
     torch::mse_loss(output, batch.target).backward();
   };
   while (const auto* batch = training->next(loader)) {
+    if (mistake == "none" || mistake == "sharded" || mistake == "mixed") {
+      training->run([&] { model(batch->data); });
+      training->run([&] {
+        const at::NoGradGuard no_grad;
+        model(batch->data);
+      });
+    }
     if (mistake == "turn") training->next(other);
     if (mistake == "alone") training->run([&] { backward(*batch); });
     if (mistake == "steps alone") training->run([&] { sgd.step(); });

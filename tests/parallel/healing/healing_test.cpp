@@ -509,6 +509,8 @@ TEST_F(Healing, MistakesAreNamed) {
   }
   const std::map<std::string, std::string> warnings = {
       {"none", ""},
+      {"sharded", ""},
+      {"mixed", ""},
       {"forgotten",
        "update changes the parameter \"beside.weight\", which no optimizer"},
       {"forgotten sgd",
@@ -519,6 +521,7 @@ TEST_F(Healing, MistakesAreNamed) {
     const auto ended = train_with(mistake);
     EXPECT_EQ(ended.exit_code, 0) << mistake << ended.err;
     EXPECT_THAT(ended.err, HasSubstr(warning)) << mistake;
+    EXPECT_THAT(ended.err, Not(HasSubstr("HealedTraining:"))) << mistake;
   }
 }
 
