@@ -28,6 +28,23 @@ begin = time.perf_counter()
 torch._import_device_backends()
 print((time.perf_counter() - begin) * 1e3)
 """
+# Calls all_reduce with torch's backend that does nothing, as `lockstep
+# bench` does: some time after the call before.
+FAKE_CALL = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("fake", rank=0, world_size=2)
+tensor = torch.ones(1)
+times = []
+for _ in range(2_000):
+    start = time.perf_counter() + 1e-4
+    while time.perf_counter() < start:
+        pass
+    begin = time.perf_counter()
+    dist.all_reduce(tensor)
+    times.append(time.perf_counter() - begin)
+times.sort()
+print(times[len(times) // 2] * 1e6)
+"""
 
 
 @dataclasses.dataclass
@@ -134,6 +151,13 @@ def run_all_reduce(python, rounds, place):
     return times
 
 
+def run_fake_call(python, rounds, place):
+    """Returns how many microseconds a call with a backend that does nothing
+    takes, in each round: what all_reduce takes in torch itself."""
+    return [float(run_child([python, "-c", FAKE_CALL], place.scratch)[0])
+            for _ in range(rounds)]
+
+
 def run_import(python, rounds, place):
     """Returns how many milliseconds each Python takes, in each round, for what
     it finds beside torch."""
@@ -155,17 +179,18 @@ def measure(rounds, place, progress):
     steps = run_steps(python, deepspeed, rounds, place)
     progress("python: all_reduce")
     all_reduce = run_all_reduce(python, rounds, place)
+    fake_calls = run_fake_call(python, rounds, place)
     progress("python: import torch")
     imports = run_import(python, rounds, place)
     progress("")
-    return summarise(steps, all_reduce, imports,
+    return summarise(steps, all_reduce, fake_calls, imports,
                      {"DeepSpeed": without_deepspeed,
                       "OpenMPI": place.programs.openmpi()[1]})
 
 
 # --- What is said of the figures.
 
-def summarise(steps, all_reduce, imports, left_out):
+def summarise(steps, all_reduce, fake_calls, imports, left_out):
     """Returns the JSON's fields."""
     added = statistics.median(imports["with"]) - statistics.median(
         imports["without"])
@@ -180,6 +205,8 @@ def summarise(steps, all_reduce, imports, left_out):
         "steps": [case_of(name, sides) for name, sides in steps.items()],
         "all_reduce": [size_of(size, sides)
                        for size, sides in all_reduce.items()],
+        "fake_call": {"median_us": statistics.median(fake_calls),
+                      "rounds": fake_calls},
         "import": {"added_ms": round(added, 3), "rounds": imports,
                    "target": {"at_most": IMPORT_MS},
                    "target_met": added <= IMPORT_MS},
@@ -256,8 +283,10 @@ def table(results):
         for side, ratio in zip(("python", "openmpi"), size["ratios"]):
             cells += [times[side], shown(ratio), goal(ratio.get("target"))]
         lines.append(row(cells))
+    lines += ["", "a call of all_reduce in torch itself, with a backend that does "
+                  f"nothing: {results['fake_call']['median_us']:.1f} us"]
     imported = results["import"]
-    lines += ["", f"`import torch` with the wheel installed: "
+    lines += [f"`import torch` with the wheel installed: "
                   f"{imported['added_ms']:.1f} ms more; target "
                   f"{goal(imported['target'])} ms"
                   f"{met(imported['target_met'])}"]

@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks
 import python
 
 IMPORTS = {"with": [4, 6, 5], "without": [1, 1, 2]}
+FAKE_CALLS = [12, 10, 14]
 
 
 def rounds(*medians):
@@ -30,7 +31,8 @@ class Summary(unittest.TestCase):
         results = python.summarise(
             {"ddp_mlp": {"lockstep": rounds(10, 20, 30),
                          "gloo": rounds(20, 50, 30),
-                         "no_hook": rounds(10, 10, 30)}}, sizes(), IMPORTS, {})
+                         "no_hook": rounds(10, 10, 30)}}, sizes(), FAKE_CALLS,
+            IMPORTS, {})
         hook, gloo = results["steps"][0]["ratios"]
         self.assertEqual((hook["value"], hook["target_met"]), (1.0, True))
         self.assertEqual((gloo["value"], gloo["target_met"]), (2.0, True))
@@ -42,7 +44,7 @@ class Summary(unittest.TestCase):
                       "Gloo / lockstep | 2.00 (1.00-2.50) met | >= 1.5 |", text)
 
     def test_what_python_adds_is_taken_within_rounds(self):
-        results = python.summarise({}, sizes(), IMPORTS, {})
+        results = python.summarise({}, sizes(), FAKE_CALLS, IMPORTS, {})
         size = results["all_reduce"][0]
         self.assertEqual(size["overhead_us"], 3.0)  # of 3, 8 and 3
         self.assertTrue(size["overhead_target_met"])
@@ -55,7 +57,7 @@ class Summary(unittest.TestCase):
                              "python": [2000], "openmpi": [1100]},
                    1 << 20: {"lockstep": [100], "python-lockstep": [110],
                              "python": [200], "openmpi": [110]}}
-        results = python.summarise({}, figures, IMPORTS, {})
+        results = python.summarise({}, figures, FAKE_CALLS, IMPORTS, {})
         text = python.table(results)
         self.assertIn("| 8 MiB | 1000 us | 1100 us | 100.0 us |  | 2000 us | "
                       "1.82 (1.82-1.82) MISSED | >= 4 | 1100 us | "
@@ -67,17 +69,18 @@ class Summary(unittest.TestCase):
     def test_what_is_left_out_is_said(self):
         results = python.summarise(
             {"decode_float32_1": {"lockstep": rounds(1), "gloo": rounds(3)}},
-            sizes(), IMPORTS, {"DeepSpeed": "no compiler", "OpenMPI": ""})
+            sizes(), FAKE_CALLS, IMPORTS, {"DeepSpeed": "no compiler", "OpenMPI": ""})
         self.assertEqual(len(results["steps"][0]["ratios"]), 1)
         self.assertEqual(results["left_out"], {"DeepSpeed": "no compiler"})
         text = python.table(results)
         self.assertIn("without DeepSpeed: no compiler", text)
         results = python.summarise(
             {"decode_bfloat16_1": {"lockstep": rounds(1), "gloo": rounds(3)}},
-            sizes(), IMPORTS, {"DeepSpeed": ""})
+            sizes(), FAKE_CALLS, IMPORTS, {"DeepSpeed": ""})
         self.assertIn("decoding, bfloat16, batch 1: its operation needs",
                       results["left_out"]["DeepSpeed"])
         text = python.table(results)
+        self.assertIn("that does nothing: 12.0 us\n", text)
         self.assertIn("installed: 4.0 ms more; target <= 5 ms met", text)
 
 

@@ -16,8 +16,9 @@
 //   sum=1        the update ends with a collective
 //   pairs=1      two batches a step, each from a call of next()
 //   leave=N      leaves the loop over the loader after each N steps
-//   calls=1      also calls run() before each loop and after the last one, with
-//                the moments first and last
+//   calls=1      also calls run() before each loop, before each step, after the
+//                loop and at the end, with the moments first, top, epoch and
+//                last, and first_done, ..., after the function's collective
 //   loops=2      each epoch has a second loop, over another loader
 //   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
@@ -238,6 +239,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
         kills.at(state.step, moment);
         auto sum = at::full({2}, static_cast<double>(state.epochs_run));
         all_reduce(sum);
+        kills.at(state.step, moment + "_done");
       });
     };
     call("first");
@@ -248,6 +250,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
         first = *batch;
         continue;
       }
+      call("top");
       training.run(
           [&] {
             std::this_thread::sleep_for(

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/launcher_store.h"
+#include "lockstep/worker/healing_place.h"
+
+namespace lockstep::internal {
+
+// The worlds that this job has one after the other, as the launcher announces
+// them (worker/healing_place.h). For one thread.
+class Generations {
+ public:
+  // A newer generation was announced while this rank made its groups for
+  // another.
+  struct Superseded {};
+
+  // Connects to the launcher's store. Throws std::invalid_argument if the ranks
+  // do not meet there.
+  Generations();
+
+  // Waits until a generation is announced that this rank has not taken, and
+  // takes the newest. `failure`: what is thrown if none comes; null for a rank
+  // that joins, which has another error.
+  GenerationNotice await(const std::exception_ptr& failure);
+  // Returns the number of the generation that was taken last.
+  int number() const { return number_; }
+  // Returns the ranks with the places that are left, as this process has
+  // numbered them when it made its groups; none if all are.
+  std::vector<int> members(const GenerationNotice& notice) const;
+
+  // Ends a wait for a generation that will never be complete: throws Superseded
+  // or, in a rank that joins, std::runtime_error if another has ended its
+  // training.
+  void look(bool joins);
+
+  // Tells the others that this rank's training has ended.
+  void end_training();
+
+ private:
+  GenerationNotice notice_of(int generation);
+  bool comes_within(const std::string& key, std::chrono::milliseconds time);
+  bool is_superseded();
+  bool training_has_ended();
+
+  c10::intrusive_ptr<LauncherStore> store_;
+  int number_ = 0;
+  std::vector<int> places_{};  // of the ranks
+};
+
+}  // namespace lockstep::internal

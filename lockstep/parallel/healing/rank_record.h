@@ -1,0 +1,73 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/file_descriptor.h"
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/parallel/healing/place_record.h"
+#include "lockstep/parallel/healing/trained_parameters.h"
+
+namespace lockstep::internal {
+
+// The state that each rank of a HealedTraining has of its own, though the
+// training is replicated: generators, buffers, gradients that are kept, and
+// the flags of wrappers (reconfigure.h). It lies in the memory of the rank's
+// place, as it was after the last steps. For one thread.
+class RankRecord {
+ public:
+  // When a record was made: as a step begins, or after it was computed and
+  // before its update.
+  enum class Moment : int64_t { begun, computed };
+
+  // One slot of the memory is being written while the other two are whole.
+  static constexpr size_t kSlots = 3;
+
+  // Uses the first kSlots slots of the memory (place_record.h). All references
+  // must outlive this object.
+  RankRecord(const FileDescriptor& memory, const TrainingState& state,
+             TrainedParameters& parameters);
+
+  // Copies the state as it is after `steps` steps; with Moment::computed, but
+  // for what the last update changes. Throws what PlaceRecord::write() throws.
+  void write(int64_t steps, Moment moment);
+
+  // Returns whether there is a record of the state after `steps` steps.
+  bool has(int64_t steps) { return record_.read(steps).has_value(); }
+
+  // Gives the training the recorded state, but for the wrappers
+  // (restore_wrappers()) and the gradients
+  // (TrainedParameters::set_loaded_gradients()), which their renewal would
+  // change. `kept`: the gradients that the rank keeps from which all else came
+  // (TrainedParameters::kept()); nothing if the record says it. Returns whether
+  // there is a record. Throws std::runtime_error if the process before had
+  // another module, or gradients are kept that were not recorded.
+  bool read(int64_t steps, const std::optional<std::string>& kept);
+  void restore_wrappers() const;
+
+  // Gives the ranks the buffers and generators that load_snapshot() gives to
+  // another number of ranks than has saved: the buffers of the first rank, and
+  // generators that are seeded from that rank's. Collective. `failure`: why
+  // this rank has no state; set if it gets none.
+  void take_first(int64_t steps, std::exception_ptr& failure);
+
+ private:
+  std::vector<at::Tensor> buffers() const;
+  std::vector<at::Tensor> recorded() const;
+  void load_gradients(
+      int64_t steps, const std::string& kept, const std::string& marks,
+      const std::function<at::Tensor(const at::Tensor& like)>& take);
+
+  const TrainingState& state_;
+  TrainedParameters& parameters_;
+  PlaceRecord record_;
+  std::string wrappers_{};  // as read() has found it
+};
+
+}  // namespace lockstep::internal
