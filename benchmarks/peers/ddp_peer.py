@@ -246,6 +246,7 @@ def main():
     if dist.get_rank() == 0:
         print(json.dumps(line), flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ MODEL_STATE and EPOCHS_RUN, and go to --snapshot (delete it before timing).
 
 import argparse
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -75,6 +76,8 @@ def main():
     dist.init_process_group("gloo")
     train(args)
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ def train(folder):
             optimizer.step()
             profiler.step()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 def read(path):

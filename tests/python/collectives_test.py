@@ -403,12 +403,13 @@ def rank_main(backend):
     # with gloo alone.
     dist.destroy_process_group()
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
-        return
+        ranks.leave()
     dist.init_process_group(backend)
     total = torch.ones(1)
     dist.all_reduce(total)
     assert total.item() == size
     dist.destroy_process_group()
+    ranks.leave()
 
 
 class Collectives(unittest.TestCase):

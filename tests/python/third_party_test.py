@@ -109,6 +109,8 @@ def rank_main(part, backend):
     folder = pathlib.Path(sys.argv[3])
     (folder / f"{backend}{dist.get_rank()}").write_text(repr(numbers))
     dist.destroy_process_group()
+    if backend == "gloo":
+        ranks.leave()
 
 
 class ThirdParty(unittest.TestCase):

@@ -249,6 +249,8 @@ def rank_main(backend):
         print(part, losses, digest(parameters), flush=True)
         dist.barrier()
     dist.destroy_process_group()
+    if backend == "gloo":
+        ranks.leave()
 
 
 class Training(unittest.TestCase):

@@ -77,6 +77,8 @@ def spawned(rank, args, port):
     dist.init_process_group(args.backend, rank=rank, world_size=SPAWNED)
     Trainer(args, rank, distributed=True).train()
     dist.destroy_process_group()
+    if args.backend == "gloo":
+        os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 def launched(args):

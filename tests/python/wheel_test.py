@@ -23,6 +23,8 @@ print(dist.group.WORLD._get_backend_name(),
       dist.group.WORLD._get_backend(torch.device("cpu")).name())
 dist.destroy_process_group()
 """
+# A rank that has used Gloo ends like this, as in ranks.leave().
+LEAVE = "import os, sys\nsys.stdout.flush()\nos._exit(0)\n"
 
 
 def python(program, **more):
@@ -44,7 +46,7 @@ class Wheel(unittest.TestCase):
         # torch 2.13 gave a group of "cpu:gloo" no name once a backend was
         # registered, and warned.
         for backend in ("gloo", "cpu:gloo"):
-            done = python(PROGRAM.format(before="", backend=backend))
+            done = python(PROGRAM.format(before="", backend=backend) + LEAVE)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertEqual(done.stdout, "gloo gloo\n")
         done = python("""
@@ -52,7 +54,7 @@ import torch, torch.distributed as dist
 dist.init_process_group()
 print(dist.get_backend_config())
 dist.destroy_process_group()
-""")
+""" + LEAVE)
         self.assertEqual((done.returncode, done.stdout), (0, "cpu:gloo\n"),
                          done.stderr)
 

@@ -295,6 +295,7 @@ def main():
             answer = {"error": text[0] if text else repr(error)}
         say({"id": request["id"], **answer})
     dist.destroy_process_group()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 main()
