@@ -145,10 +145,12 @@ class HealedTraining::Work {
       }
       require_same_place();
       is_whole_ = false;
+      const auto own = record_->mark();
       parameters_->update_begins();
       update();
       parameters_->update_has_ended();
-      if (!parameters_->kept().empty()) {
+      update_changes_own_ = record_->differs_from(own);
+      if (update_changes_own_ || !parameters_->kept().empty()) {
         record_->write(steps + 1, Moment::begun);
       }
       if (states_) states_->write(steps + 1);
@@ -375,6 +377,7 @@ class HealedTraining::Work {
         {"records", usable_records()},
         {"objects", internal::objects_to_reconfigure()},
         {"kept", parameters_->kept()},
+        {"update_changes_own", update_changes_own_},
         {"keeps_unrecorded", parameters_->keeps_unrecorded()},
         {"healed_here", here_ == position_.calls() ? healed_here_ : 0}};
     position_.add_to(status);
@@ -404,6 +407,7 @@ class HealedTraining::Work {
     gives_up_batch_ = false;
     std::exception_ptr failure;
     std::optional<std::string> kept;
+    bool after_update = false;
     if (divided) {
       return_to_record(all, healing, failure);
     } else {
@@ -412,10 +416,11 @@ class HealedTraining::Work {
         gives_up_batch_ = position_.share_samples(from);
       }
       kept = shrinks ? "" : from.at("kept").get<std::string>();
+      from.at("update_changes_own").get_to(after_update);
     }
     is_whole_ = true;
     may_go_back_ = false;
-    if (!failure) take_own_record(kept, failure);
+    if (!failure) take_own_record(kept, after_update, failure);
     if (shrinks) record_->take_first(position_.steps(), failure);
     require_same_state(failure);
     internal::run_reconfigured();
@@ -465,9 +470,9 @@ class HealedTraining::Work {
       if (one.at("second_loop").get<bool>()) {
         give_up(
             "the ranks are in the second loop over next() since "
-            "TrainingState::epochs_run has changed, with another loader than "
-            "in the first, and a process that takes a place would begin in the "
-            "first; let run() iterate over the other loader");
+            "TrainingState::epochs_run has changed, and a process that takes a "
+            "place would begin in the first; set epochs_run after each loop, "
+            "or let run() iterate over the other loader");
       }
     }
   }
@@ -563,11 +568,18 @@ class HealedTraining::Work {
   }
 
   // Generators, buffers and kept gradients become those with which this rank's
-  // step began.
+  // step began. `after_update`: whether the last update has changed them.
   void take_own_record(const std::optional<std::string>& kept,
-                       std::exception_ptr& failure) {
+                       bool after_update, std::exception_ptr& failure) {
     try {
-      if (record_->read(position_.steps(), kept) || !joins_ || states_) return;
+      const bool found = record_->read(position_.steps(), kept);
+      if (after_update && !record_->is_after_update()) {
+        throw std::runtime_error(
+            "HealedTraining: this rank was lost in an update that draws random "
+            "numbers or changes buffers of the model, and no rank has what it "
+            "would have left; do both in compute");
+      }
+      if (found || !joins_ || states_) return;
       TORCH_WARN(
           "lockstep: the process before in the place of rank ", get_rank(),
           " left no state of its random generators after step ",
@@ -707,6 +719,8 @@ class HealedTraining::Work {
   bool may_go_back_ = false;
   bool gives_up_batch_ = false;  // in the last healing
   bool is_inside_ = false;       // a function of run()
+  // Whether the last update has changed what only this rank has.
+  bool update_changes_own_ = false;
   // How often the training was healed in the call of run() with this number.
   int healed_here_ = 0;
   int64_t here_ = -1;

@@ -26,7 +26,8 @@ bool LoopPosition::next_begins(const void* loader,
         "HealedTraining: next() was called with another loader before the "
         "loop over the first had ended; let run() iterate over the other");
   }
-  if (resume_ && resume_->iteration == iteration_) {
+  const bool resumes = resume_ && resume_->iteration == iteration_;
+  if (resumes) {
     if (resume_->numbers) set_numbers(*resume_->numbers);
     load_samplers(resume_->samplers);
     resume_.reset();
@@ -53,8 +54,10 @@ bool LoopPosition::next_begins(const void* loader,
     first_loader_ = loader;
     first_loader_after_ = top_.epochs_run;
     second_loop_ = false;
+  } else if (first_loader_ != loader || (last_epoch_ == epoch_ && !resumes)) {
+    second_loop_ = true;
   }
-  second_loop_ = second_loop_ || first_loader_ != loader;
+  last_epoch_ = epoch_;
   return true;
 }
 

@@ -111,10 +111,11 @@ class LoopPosition {
   // The sampler's epoch in that loop. If the program leaves the loop and
   // selects another one, the next call begins another loop.
   std::optional<int64_t> epoch_{};
-  // Over which the first loop ran since epochs_run has changed, and whether
-  // this one runs over another.
+  // Over which the first loop ran since epochs_run has changed, the sampler's
+  // epoch in the last one, and whether there was another loop.
   const void* first_loader_ = nullptr;
   int64_t first_loader_after_ = 0;
+  std::optional<int64_t> last_epoch_{};
   bool second_loop_ = false;
   // As of the last call of next() before which run() was called, before it took
   // a batch.

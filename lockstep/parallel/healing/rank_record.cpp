@@ -50,6 +50,17 @@ std::vector<at::Tensor> RankRecord::buffers() const {
   return all;
 }
 
+RankRecord::Mark RankRecord::mark() const {
+  return {.generators = generator_state(state_.model.get()),
+          .buffers = TrainedParameters::marks_of(buffers_of_model(state_))};
+}
+
+bool RankRecord::differs_from(const Mark& mark) const {
+  const Mark now = this->mark();
+  return now.buffers != mark.buffers ||
+         !at::equal(now.generators, mark.generators);
+}
+
 // A record holds, in this order: its Moment; which gradients are kept and which
 // were recorded (trained_parameters.h); what wrappers know (reconfigure.h);
 // generators; buffers; gradients.
@@ -77,6 +88,7 @@ void RankRecord::write(int64_t steps, Moment moment) {
 bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
   const auto record = record_.read(steps);
   wrappers_ = memory_to_reconfigure();
+  moment_ = Moment::begun;
   if (!record) {
     load_gradients(steps, kept.value_or(""), "", {});
     return false;
@@ -92,9 +104,8 @@ bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
     if (count != 0) std::memcpy(to, from, count);
     from += count;
   };
-  Moment moment{};
   if (record->size() >= bytes) {
-    read(&moment, sizeof moment);
+    read(&moment_, sizeof moment_);
     read(recorded_kept.data(), marks.size());
     read(marks.data(), marks.size());
     read(wrappers_.data(), wrappers_.size());
@@ -119,7 +130,7 @@ bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
   // too old, and the rank that has updated has given its own.
   for (auto& buffer : buffers_of_items(state_)) {
     const at::Tensor saved = take(buffer);
-    if (moment == Moment::begun) buffer.copy_(saved);
+    if (is_after_update()) buffer.copy_(saved);
   }
   load_gradients(steps, kept.value_or(recorded_kept), marks, take);
   return true;
@@ -131,8 +142,9 @@ void RankRecord::load_gradients(
   if (parameters_.load_gradients(kept, marks, take)) return;
   throw std::runtime_error(
       "HealedTraining: this rank has no copy of the gradients that were "
-      "accumulated before step " +
-      std::to_string(steps));
+      "left by step " +
+      std::to_string(steps) +
+      ", whose update has changed no parameter, unlike those before it");
 }
 
 void RankRecord::restore_wrappers() const {

@@ -38,6 +38,15 @@ class RankRecord {
   // for what the last update changes. Throws what PlaceRecord::write() throws.
   void write(int64_t steps, Moment moment);
 
+  // The generators and the model's buffers, to see whether an update changes
+  // them.
+  struct Mark {
+    at::Tensor generators{};
+    TrainedParameters::Marks buffers{};
+  };
+  Mark mark() const;
+  bool differs_from(const Mark& mark) const;
+
   // Returns whether there is a record of the state after `steps` steps.
   bool has(int64_t steps) { return record_.read(steps).has_value(); }
 
@@ -50,6 +59,8 @@ class RankRecord {
   // another module, or gradients are kept that were not recorded.
   bool read(int64_t steps, const std::optional<std::string>& kept);
   void restore_wrappers() const;
+  // Whether what read() has found was made after the last update.
+  bool is_after_update() const { return moment_ == Moment::begun; }
 
   // Gives the ranks the buffers and generators that load_snapshot() gives to
   // another number of ranks than has saved: the buffers of the first rank, and
@@ -67,7 +78,9 @@ class RankRecord {
   const TrainingState& state_;
   TrainedParameters& parameters_;
   PlaceRecord record_;
-  std::string wrappers_{};  // as read() has found it
+  // As read() has found them.
+  std::string wrappers_{};
+  Moment moment_ = Moment::begun;
 };
 
 }  // namespace lockstep::internal

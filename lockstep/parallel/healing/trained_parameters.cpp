@@ -47,13 +47,6 @@ TrainedParameters::Mark mark_of(const at::Tensor& tensor) {
           .sample = sample_of(tensor)};
 }
 
-TrainedParameters::Marks marks_of(const std::vector<at::Tensor>& tensors) {
-  TrainedParameters::Marks marks;
-  marks.reserve(tensors.size());
-  for (const at::Tensor& one : tensors) marks.push_back(mark_of(one));
-  return marks;
-}
-
 // Calls `visit` with each module of the state and the beginning of its
 // parameters' names.
 template <class Visit>
@@ -77,8 +70,12 @@ TrainedParameters::TrainedParameters(const TrainingState& state)
   checked_.resize(all_.size());
 }
 
-TrainedParameters::Marks TrainedParameters::marks() const {
-  return marks_of(all_);
+TrainedParameters::Marks TrainedParameters::marks_of(
+    const std::vector<at::Tensor>& tensors) {
+  Marks marks;
+  marks.reserve(tensors.size());
+  for (const at::Tensor& one : tensors) marks.push_back(mark_of(one));
+  return marks;
 }
 
 std::string TrainedParameters::name_of(size_t index) const {

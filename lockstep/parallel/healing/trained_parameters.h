@@ -29,7 +29,8 @@ class TrainedParameters {
     bool operator==(const Mark&) const = default;
   };
   using Marks = std::vector<Mark>;
-  Marks marks() const;
+  static Marks marks_of(const std::vector<at::Tensor>& tensors);
+  Marks marks() const { return marks_of(all_); }
 
   // Throws std::logic_error, which names a parameter, if `compute` has changed
   // one. `before`: marks() before it.

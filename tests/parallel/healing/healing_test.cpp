@@ -435,15 +435,15 @@ TEST_F(Healing, LoopsThatTheProgramLeaves) {
 }
 
 // A process that takes a place would begin in the first loop.
-TEST_F(Healing, AllRestartInASecondLoopOverAnotherLoader) {
-  const Arguments arguments = {"loops=2", "snapshot=3"};
-  const auto undisturbed = train("undisturbed", 2, arguments);
-  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
-  const auto disturbed =
-      train("disturbed", 2, {"loops=2", "snapshot=3", "kill=1@14:forward"});
-  EXPECT_EQ(disturbed.ended.exit_code, 0) << disturbed.ended.err;
-  EXPECT_THAT(disturbed.ended.err, HasSubstr("in the second loop over next()"));
-  EXPECT_THAT(disturbed.ended.err, HasSubstr("restarting all"));
+TEST_F(Healing, AllRestartInASecondLoop) {
+  for (const std::string loops : {"loops=2", "loops=3"}) {
+    const auto training =
+        train(loops, 2, {loops, "snapshot=3", "kill=1@14:forward"});
+    EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
+    EXPECT_THAT(training.ended.err,
+                HasSubstr("in the second loop over next()"));
+    EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
+  }
 }
 
 // Gradients to which the next call of run() adds are copied, too.
@@ -496,7 +496,22 @@ TEST_F(Healing, AllRestartInTheFirstUpdateWithoutAStep) {
       train("training", 2, {"model=across", "kill=1@1:updated"});
   EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
   EXPECT_THAT(training.ended.err,
-              HasSubstr("has no copy of the gradients that were accumulated"));
+              HasSubstr("has no copy of the gradients that were left by step"));
+  EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
+}
+
+TEST_F(Healing, AnUpdateThatDrawsRandomNumbers) {
+  expect_same(3, "1@5:next,0@8:forward,0@12:next,2@14:computed", 4,
+              {"draws=1"});
+}
+
+// Nobody knows what the rank would have drawn.
+TEST_F(Healing, AllRestartInAnUpdateThatDrawsRandomNumbers) {
+  const auto training =
+      train("training", 2, {"draws=1", "snapshot=5", "kill=1@7:updated"});
+  EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
+  EXPECT_THAT(training.ended.err,
+              HasSubstr("was lost in an update that draws random numbers"));
   EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
 }
 

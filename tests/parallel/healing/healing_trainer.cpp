@@ -14,12 +14,14 @@
 //   zero=1       the optimizer is a ZeroRedundancyOptimizer
 //   own=1        an item is per_rank()
 //   sum=1        the update ends with a collective
+//   draws=1      the update draws a random number and changes buffers
 //   pairs=1      two batches a step, each from a call of next()
 //   leave=N      leaves the loop over the loader after each N steps
 //   calls=1      also calls run() before each loop, before each step, after the
 //                loop and at the end, with the moments first, top, epoch and
 //                last, and first_done, ..., after the function's collective
-//   loops=2      each epoch has a second loop, over another loader
+//   loops=2      each epoch has a second loop, over another loader; 3: over the
+//                same
 //   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
 //   last=N       ends after step N, and leaves a snapshot
@@ -222,6 +224,13 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     scheduler.step();
     average.update_parameters(model);
     if (state.items.contains("own")) own.update();
+    if (number("draws", 0) != 0) {
+      const at::NoGradGuard no_grad;
+      const at::Tensor drawn = at::rand({1});
+      for (at::Tensor& buffer : model->buffers()) {
+        if (buffer.is_floating_point()) buffer.add_(drawn);
+      }
+    }
     ++state.step;
     kills.at(state.step, "stepped");
     if (number("sum", 0) != 0) {
@@ -289,8 +298,9 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
       first.reset();
       if (state.step % number("leave", 1000) == 0) break;
     }
-    if (number("loops", 1) == 2) {
-      while (const auto* batch = training.next(second_loader)) {
+    if (number("loops", 1) > 1) {
+      auto& again = number("loops", 1) == 2 ? second_loader : loader;
+      while (const auto* batch = training.next(again)) {
         training.run(
             [&] {
               optimizer.zero_grad();
