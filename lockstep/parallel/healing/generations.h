@@ -25,8 +25,9 @@ class Generations {
   Generations();
 
   // Waits until a generation is announced that this rank has not taken, and
-  // takes the newest. `failure`: what is thrown if none comes; null for a rank
-  // that joins, which has another error.
+  // takes the newest; 60 s at most, and 10 s if no rank is known to be gone.
+  // `failure`: what is thrown if none comes, or another rank has ended its
+  // training; null for a rank that joins, which throws std::runtime_error.
   GenerationNotice await(const std::exception_ptr& failure);
   // Returns the number of the generation that was taken last.
   int number() const { return number_; }

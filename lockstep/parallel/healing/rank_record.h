@@ -70,7 +70,6 @@ class RankRecord {
 
  private:
   std::vector<at::Tensor> buffers() const;
-  std::vector<at::Tensor> recorded() const;
   void load_gradients(
       int64_t steps, const std::string& kept, const std::string& marks,
       const std::function<at::Tensor(const at::Tensor& like)>& take);

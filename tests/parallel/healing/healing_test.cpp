@@ -437,6 +437,8 @@ TEST_F(Healing, LoopsThatTheProgramLeaves) {
 // A process that takes a place would begin in the first loop.
 TEST_F(Healing, AllRestartInASecondLoop) {
   for (const std::string loops : {"loops=2", "loops=3"}) {
+    const auto undisturbed = train_undisturbed(2, {loops, "snapshot=3"});
+    EXPECT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
     const auto training =
         train(loops, 2, {loops, "snapshot=3", "kill=1@14:forward"});
     EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
