@@ -161,6 +161,12 @@ void add_elastic_options(CLI::App& run, RunArguments& arguments) {
       run, "--leave-out-after", arguments.leave_out_after,
       "FAILURES[:WITHIN[:FOR]]: leave out a node whose workers failed so often "
       "within these seconds (600), for these seconds (600) [never]");
+  add_spelled_flag(
+      run, "--spare", arguments.spare,
+      "This node waits until one of the --nnodes is lost, and "
+      "takes its place: with --heal in the step that runs, else at "
+      "the restart")
+      ->group("Rendezvous");
 }
 
 }  // namespace

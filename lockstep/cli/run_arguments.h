@@ -27,6 +27,7 @@ struct RunArguments {
   std::string max_membership_changes;
   std::string scale_up_wait = "300";
   std::string leave_out_after;
+  bool spare = false;
   std::string standby = "0";
   std::string heal;  // empty, "replace" or "shrink"
   std::string monitor_interval = "0.1";

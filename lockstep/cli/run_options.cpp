@@ -734,6 +734,34 @@ void set_heal(const RunArguments& arguments, RunOptions& options) {
   if (options.job) options.job->node.heals = true;
 }
 
+void set_spare(const RunArguments& arguments, RunOptions& options) {
+  if (!arguments.spare) return;
+  if (!options.job || options.job->node.elastic()) {
+    throw std::invalid_argument(
+        "--spare is for a job with a fixed number of two or more nodes, and "
+        "--nnodes is " +
+        arguments.nnodes + "; of MIN:MAX nodes each takes part");
+  }
+  if (arguments.rdzv_backend != "lockstep") {
+    throw std::invalid_argument(
+        "--spare needs --rdzv-backend=lockstep, and "
+        "that is " +
+        arguments.rdzv_backend);
+  }
+  if (!arguments.node_rank.empty()) {
+    throw std::invalid_argument(
+        "--spare takes the rank of a node that is lost, and --node-rank is " +
+        arguments.node_rank + "; leave out one of them");
+  }
+  if (options.agent.workers.max_restarts == 0) {
+    throw std::invalid_argument(
+        "--spare has no effect without restarts; give all nodes the same "
+        "--max-restarts");
+  }
+  options.job->node.is_spare = true;
+  options.job->store.is_host = false;
+}
+
 std::optional<MetricsOptions> metrics_options(const RunArguments& arguments) {
   if (arguments.metrics_port.empty()) {
     if (!arguments.metrics_address.empty() || arguments.metrics_insecure) {
@@ -789,13 +817,15 @@ RunOptions run_options(const RunArguments& arguments) {
   set_worker_store(arguments, options);
   set_standby(arguments, options);
   set_heal(arguments, options);
+  set_spare(arguments, options);
   return options;
 }
 
 std::optional<JobMemberOptions> rendezvous_options(
     const RunArguments& arguments, std::vector<std::string>& warnings) {
   const NodeRange nodes = parse_nnodes(arguments.nnodes);
-  if (nodes.most == 1) return std::nullopt;
+  // Nobody waits for a spare node.
+  if (nodes.most == 1 || arguments.spare) return std::nullopt;
   return meeting_options(arguments, nodes, warnings);
 }
 

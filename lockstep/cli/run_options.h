@@ -35,8 +35,9 @@ struct RunOptions {
 RunOptions run_options(const RunArguments& arguments);
 
 // Returns where and how the nodes meet that these arguments name
-// (add_meeting_arguments()); nothing for one node. Adds to `warnings` as
-// RunOptions has them. Throws as run_options().
+// (add_meeting_arguments()); nothing for one node and for a spare one, for
+// which nobody waits. Adds to `warnings` as RunOptions has them. Throws as
+// run_options().
 std::optional<JobMemberOptions> rendezvous_options(
     const RunArguments& arguments, std::vector<std::string>& warnings);
 

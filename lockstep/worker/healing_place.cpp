@@ -24,6 +24,8 @@ int generation_joined() {
 
 namespace {
 
+constexpr const char* kLostRank = "lost rank";
+
 int own_attempt() {
   return static_cast<int>(
       get_env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30).value_or(0));
@@ -41,17 +43,24 @@ std::string generation_key(int attempt, int generation) {
 }
 
 std::string text_of(const GenerationNotice& notice) {
-  return notice.places.empty()
-             ? notice.cause
-             : notice.cause + "\n" + name_numbers("place", notice.places);
+  std::string text = notice.cause;
+  if (!notice.places.empty()) {
+    text += "\n" + name_numbers("place", notice.places);
+  }
+  if (!notice.lost.empty()) {
+    text += "\n" + name_numbers(kLostRank, notice.lost);
+  }
+  return text;
 }
 
 GenerationNotice generation_notice_of(const std::string& text) {
   GenerationNotice notice{.cause = text.substr(0, text.find('\n'))};
   if (notice.cause.size() == text.size()) return notice;
-  std::string_view places = text;
-  places.remove_prefix(text.find(' ', notice.cause.size()) + 1);
-  notice.places = read_numbers(places);
+  std::string_view numbers = text;
+  numbers.remove_prefix(notice.cause.size() + 1);
+  const bool lost = numbers.starts_with(kLostRank);
+  numbers.remove_prefix(numbers.find_first_of("0123456789"));
+  (lost ? notice.lost : notice.places) = read_numbers(numbers);
   return notice;
 }
 

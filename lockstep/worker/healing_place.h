@@ -21,6 +21,10 @@
 // before that is done: it takes the place of this one. If the agent cannot
 // heal, it ends the attempt, as without --heal.
 //
+// If a node is lost with its agent, the agent of a spare node announces a
+// generation in which its workers take the places. Processes of the lost node
+// that still run, because it was stopped or cut off, may not take part.
+//
 // With --heal=shrink the agent does not end the attempt if no standby process
 // comes: it announces a generation without the places of the workers that
 // failed. A place is a local rank; the ranks of a generation are its places in
@@ -42,10 +46,11 @@
 //                                      one line: "rank 1 failed: killed by
 //                                      SIGKILL (exit code 137)". If places are
 //                                      given up, a second line names those that
-//                                      are left: "places 0 and 2". A is
-//                                      TORCHELASTIC_RESTART_COUNT. The agents
-//                                      of several nodes take the next free G,
-//                                      by compare_set
+//                                      are left: "places 0 and 2"; if a node
+//                                      was lost, its ranks: "lost ranks 2 and
+//                                      3". A is TORCHELASTIC_RESTART_COUNT.
+//                                      The agents of several nodes take the
+//                                      next free G, by compare_set
 //                 heal/A/ended         written by a worker whose training has
 //                                      ended: nobody can take a place then
 namespace lockstep::internal {
@@ -71,6 +76,7 @@ std::string generation_key(int generation);
 struct GenerationNotice {
   std::string cause{};        // one line
   std::vector<int> places{};  // in ascending order; empty if all are left
+  std::vector<int> lost{};    // ranks of a node that was lost
 };
 std::string text_of(const GenerationNotice& notice);
 GenerationNotice generation_notice_of(const std::string& text);

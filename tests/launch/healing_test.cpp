@@ -452,5 +452,76 @@ TEST_F(HealingNodes, EachHealsItsOwnWorkers) {
   EXPECT_THAT(nodes[1]->err(), HasSubstr("restarts used 2 of 2\n"));
 }
 
+// A node is lost with its agent, twice.
+TEST_F(HealingNodes, ASpareNodeTakesThePlaceOfALostOne) {
+  const std::vector<std::string> options = {
+      "--heal", "--standby=2", "--max-restarts=3", "--nproc-per-node=2",
+      kRank,    "heals",       scratch().string()};
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  const auto start_node = [&](int node) {
+    nodes.push_back(
+        start(with(meeting(endpoint(), 2, node),
+                   node < 0 ? with({"--spare"}, options) : options)));
+  };
+  start_node(0);
+  await_store();
+  start_node(1);
+  for (const int node : {0, 1}) nodes[node]->await_output(" generation 0 ", 2);
+  for (const int generation : {1, 2}) {
+    start_node(-1);
+    auto& spare = *nodes.back();
+    spare.await_error("this spare node waits until a node is lost");
+    const auto lost = nodes[static_cast<size_t>(generation)].get();
+    const std::string first = lines(lost->out()).front();
+    const pid_t worker = std::stoi(first.substr(first.find("pid ") + 4));
+    ASSERT_EQ(::kill(std::stoi(stat_fields(worker).at(3)), SIGKILL), 0);
+    EXPECT_EQ(lost->finish().exit_code, 137);
+    const std::string number = std::to_string(generation);
+    nodes[0]->await_output(" learns of generation " + number + ": node 1 (", 2);
+    spare.await_output(" attempt 0 generation " + number + " memory none", 2);
+    spare.await_error("\n  this node takes its place: healing " + number +
+                      " of 3\n");
+  }
+  std::ofstream(scratch() / "stop") << "\n";
+  for (const auto& node : {nodes[0].get(), nodes[3].get()}) {
+    EXPECT_EQ(node->finish().exit_code, 0) << node->err();
+  }
+  EXPECT_THAT(nodes[0]->err(), Not(HasSubstr("restarting all")));
+}
+
+TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (const int node : {0, 1, -1}) {
+    auto options = meeting(endpoint(), 2, node);
+    if (node < 0) options.push_back("--spare");
+    nodes.push_back(start(with(options, {"--max-restarts=1", "sh", "-c",
+                                         "echo begun; exec sleep 2"})));
+    if (node == 0) await_store();
+  }
+  nodes[2]->await_error("this spare node waits until a node is lost");
+  for (const auto& node : nodes) {
+    EXPECT_EQ(node->finish().exit_code, 0) << node->err();
+  }
+  EXPECT_EQ(nodes[2]->out(), "");
+  EXPECT_THAT(nodes[2]->err(),
+              HasSubstr("the job has ended, and no node was lost\n"));
+}
+
+TEST_F(HealingNodes, ASpareNodeWithOtherOptionsIsRefused) {
+  const auto refused = [&](std::vector<std::string> options) {
+    options.insert(options.end(), {"--spare", "true"});
+    const auto result = run(options);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(refused({"--max-restarts=1"}),
+              HasSubstr("a fixed number of two or more nodes"));
+  EXPECT_THAT(refused(with(meeting(endpoint(), 2, 1), {"--max-restarts=1"})),
+              HasSubstr("--node-rank is 1; leave out one of them"));
+  EXPECT_THAT(refused(meeting(endpoint(), 2)), HasSubstr("--max-restarts"));
+  EXPECT_THAT(refused(with(c10d(endpoint(), 2), {"--max-restarts=1"})),
+              HasSubstr("--rdzv-backend=lockstep"));
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

@@ -415,6 +415,121 @@ TEST_F(NodeProtocolTest, LostNodeIsReplacedInTheNextRound) {
   EXPECT_TRUE(replacement.absent_nodes().empty());
 }
 
+// Two nodes of a job that heals, and spare ones.
+class SpareNodeTest : public NodeProtocolTest {
+ protected:
+  NodeProtocol& healing_agent(std::optional<int> rank, int workers = 1) {
+    auto one = node(2, rank, workers);
+    one.hosts_store = rank == 0;
+    one.heals = true;
+    one.is_spare = !rank;
+    one.max_restarts = 3;
+    one.connection = "agent " + std::to_string(agents_.size());
+    accepted_.insert(one.connection);
+    return agents_.emplace_back(store_, one, [this] { return accepted_; });
+  }
+  // Has both nodes run, agent 2 wait as a spare one, and agent 1 lost.
+  void lose_node_one(int spare_workers = 1) {
+    healing_agent(0).join();
+    healing_agent(1).join();
+    auto& spare = healing_agent({}, spare_workers);
+    EXPECT_THROW(spare.join(), RankTaken) << "the job has not begun";
+    agents_[0].offer_round(0, {"192.0.2.1", 4000});
+    agents_[1].offer_round(0, {});
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(agents_[rank].take_plan()->lost_node, "");
+      agents_[rank].beat(now_);
+      if (heals_) agents_[rank].report_healing();
+    }
+    EXPECT_THROW(spare.join(), RankTaken);
+    accepted_.erase("agent 1");
+    pass(1000);
+  }
+  void pass(int time) { agents_[0].beat(now_ += milliseconds(time)); }
+
+  bool heals_ = true;
+  std::set<std::string> accepted_;
+};
+
+TEST_F(SpareNodeTest, TakesThePlaceOfALostOneInTheRoundThatRuns) {
+  lose_node_one();
+  EXPECT_THAT(agents_[0].take_notice().value_or(""),
+              AllOf(HasSubstr("node 1 ("),
+                    HasSubstr("connection is closed; a spare node takes its "
+                              "place")));
+  auto& spare = agents_[2];
+  const auto membership = spare.join();
+  EXPECT_EQ(membership.node_rank, 1);
+  EXPECT_EQ(membership.round, 0);
+  spare.offer_round(0, {});
+  const auto plan = spare.take_plan();
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->place.first_rank, 1);
+  EXPECT_EQ(plan->place.world_size, 2);
+  EXPECT_THAT(plan->lost_node, HasSubstr("was lost: its connection is closed"));
+  spare.beat(now_);
+  pass(60'000);
+  EXPECT_FALSE(agents_[0].take_verdict());
+  // The lost agent was only stopped, and comes back.
+  EXPECT_THROW(agents_[1].propose(0, failed(1, 7)), RankTaken);
+  EXPECT_THROW(agents_[1].beat(now_), RankTaken);
+  EXPECT_FALSE(agents_[0].take_verdict());
+  for (const int rank : {0, 2}) agents_[rank].report_success();
+  EXPECT_EQ(agents_[0].take_verdict()->kind, Verdict::Kind::succeeded);
+}
+
+TEST_F(SpareNodeTest, IsReplacedToo) {
+  lose_node_one();
+  auto& second = healing_agent({});
+  agents_[2].join();
+  agents_[2].offer_round(0, {});
+  ASSERT_TRUE(agents_[2].take_plan());
+  agents_[2].beat(now_);
+  EXPECT_THROW(second.join(), RankTaken);
+  pass(1000);
+  accepted_.erase("agent 2");
+  pass(1000);
+  EXPECT_FALSE(agents_[0].take_verdict());
+  EXPECT_EQ(second.join().node_rank, 1);
+}
+
+TEST_F(SpareNodeTest, MustComeSoon) {
+  lose_node_one();
+  pass(9000);
+  EXPECT_FALSE(agents_[0].take_verdict());
+  pass(2000);
+  EXPECT_THAT(agents_[0].take_verdict()->text,
+              HasSubstr("was lost: its connection is closed, and no spare node "
+                        "took its place"));
+}
+
+TEST_F(SpareNodeTest, IsOfUseAtARestartIfARankCannotBeHealed) {
+  heals_ = false;
+  lose_node_one();
+  EXPECT_EQ(agents_[0].take_verdict()->node_rank, 1);
+  const auto membership = agents_[2].join();
+  EXPECT_EQ(membership.node_rank, 1);
+  EXPECT_EQ(membership.round, 1);
+}
+
+TEST_F(SpareNodeTest, WithOtherWorkersIsRefused) {
+  lose_node_one(/*spare_workers=*/2);
+  agents_[2].join();
+  agents_[2].offer_round(0, {});
+  EXPECT_THROW(agents_[2].take_plan(), JobRefused);
+}
+
+TEST_F(SpareNodeTest, IsAwaitedUntilItKnowsThatTheJobHasEnded) {
+  heals_ = false;
+  healing_agent(0).join();
+  auto& spare = healing_agent({});
+  EXPECT_THROW(spare.join(), RankTaken);
+  keys_->values["lockstep/closed"] = "1";
+  EXPECT_FALSE(agents_[0].others_have_departed());
+  EXPECT_THROW(spare.join(), JobClosed);
+  EXPECT_TRUE(agents_[0].others_have_departed());
+}
+
 TEST_F(NodeProtocolTest, PausedNodeThatNobodyReplacedTakesPartAgain) {
   form({1, 1});
   for (auto& one : agents_) ASSERT_TRUE(one.take_plan());

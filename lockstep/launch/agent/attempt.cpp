@@ -1,5 +1,6 @@
 #include "lockstep/launch/agent/attempt.h"
 
+#include <poll.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -31,6 +32,15 @@ constexpr milliseconds kRefillAnyway{10'000};
 constexpr milliseconds kHealAllowance{30'000};
 constexpr milliseconds kAnnounceAllowance{1000};
 constexpr milliseconds kAnnouncePause{200};
+// How long it may take if a node was lost: nothing else is to be done here.
+constexpr milliseconds kLostNodeAllowance{5000};
+
+constexpr const char* kNoStore = "the workers have no store of the launcher's";
+constexpr const char* kNoneFree =
+    "no restart is left, and a healing would count as one";
+std::string no_answer_within(milliseconds time) {
+  return "the workers' store has not answered within " + seconds_text(time);
+}
 
 Attempt::Healing cannot(std::string why) {
   Attempt::Healing healing;
@@ -47,9 +57,9 @@ Attempt::Attempt(const AgentParts& parts, const RoundPlan& plan,
       earlier_streams_(parts.mux.streams()),
       port_(std::move(port)),
       store_(serve_store()),
-      workers_(parts.options.workers, plan_, port_ ? port_->fd() : -1,
-               store_socket_, parts.directory, parts.surroundings, parts.mux,
-               parts.standby),
+      workers_(parts.options.workers, plan_, take_lost_places(),
+               port_ ? port_->fd() : -1, store_socket_, parts.directory,
+               parts.surroundings, parts.mux, parts.standby),
       publishers_(workers_.size(), 0) {}
 
 std::unique_ptr<WorkerStoreService> Attempt::serve_store() {
@@ -70,6 +80,38 @@ std::unique_ptr<WorkerStoreService> Attempt::serve_store() {
     parts_.report(std::string("the workers will meet at rank 0's store: ") +
                   error.what());
     return nullptr;
+  }
+}
+
+int Attempt::take_lost_places() {
+  if (plan_.lost_node.empty()) return 0;
+  if (!store_) throw NotHealed(kNoStore);
+  const WorkerGroupOptions& workers = parts_.options.workers;
+  GenerationNotice notice{.cause = plan_.lost_node};
+  for (int at = 0; at < workers.nproc_per_node; ++at) {
+    notice.lost.push_back(plan_.place.first_rank + at);
+  }
+  // The node may have been lost before, for the same reason.
+  const int first = look_for_generations() + 1;
+  try {
+    Announcement announcement(store_socket_, plan_.restarts_used, first,
+                              workers.max_restarts - plan_.restarts_used,
+                              std::move(notice));
+    const auto deadline = Deadline::after(kLostNodeAllowance);
+    auto state = announcement.look();
+    while (state == Announcement::State::asked && !deadline.expired()) {
+      pollfd entry{announcement.fd(), POLLIN, 0};
+      poll(&entry, 1, static_cast<int>(deadline.remaining().count()) + 1);
+      state = announcement.look();
+    }
+    if (state == Announcement::State::made) {
+      return generation_ = announcement.generation();
+    }
+    throw NotHealed(state == Announcement::State::none_free
+                        ? std::string(kNoneFree)
+                        : no_answer_within(kLostNodeAllowance));
+  } catch (const WorkerStoreLost& error) {
+    throw NotHealed(error.what());
   }
 }
 
@@ -166,7 +208,7 @@ void Attempt::end_sparing() {
 
 Attempt::Healing Attempt::heal() {
   if (auto why = workers_.why_not_healed()) return cannot(std::move(*why));
-  if (!store_) return cannot("the workers have no store of the launcher's");
+  if (!store_) return cannot(kNoStore);
   const int places =
       parts_.standby != nullptr ? parts_.standby->processes() : 0;
   // Whether the others may go on without those that failed, and why not.
@@ -241,7 +283,7 @@ Attempt::Healing Attempt::announce(GenerationNotice notice, bool late) {
     }
     const auto state = announcement->look();
     if (state == Announcement::State::none_free) {
-      return cannot("no restart is left, and a healing would count as one");
+      return cannot(kNoneFree);
     }
     if (state == Announcement::State::made) {
       const int generation = announcement->generation();
@@ -253,8 +295,7 @@ Attempt::Healing Attempt::announce(GenerationNotice notice, bool late) {
       return healing;
     }
     if (!heal_->answer_until->expired()) return healing;
-    throw WorkerStoreLost("the workers' store has not answered within " +
-                          seconds_text(kAnnounceAllowance));
+    throw WorkerStoreLost(no_answer_within(kAnnounceAllowance));
   } catch (const WorkerStoreLost& error) {
     if (late) return cannot(error.what());
     heal_->announcement.reset();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -57,10 +58,18 @@ struct AgentParts {
 // tells it to stop, and why. For one thread.
 class Attempt : public Pollable {
  public:
+  // The workers of this node cannot take the places of those of a lost node.
+  class NotHealed : public std::runtime_error {
+   public:
+    using std::runtime_error::runtime_error;
+  };
+
   // Starts the workers, which wait in init_process_group() until begin(): those
   // of the attempt before may still be ending. `port` is where rank 0 opens its
-  // store, if this node has rank 0. Throws what WorkerGroup and
-  // WorkerStoreService throw, and leaves workers to be reaped then.
+  // store, if this node has rank 0. If the plan has a lost node, announces
+  // first that the workers take its places, which blocks for 5 s at most, or
+  // throws NotHealed. Throws what WorkerGroup and WorkerStoreService throw, and
+  // leaves workers to be reaped then.
   Attempt(const AgentParts& parts, const RoundPlan& plan,
           std::optional<StorePort> port);
 
@@ -164,6 +173,9 @@ class Attempt : public Pollable {
                         Healing& healing);
   // Begins to serve the workers a store, if they get one.
   std::unique_ptr<WorkerStoreService> serve_store();
+  // Announces a generation in which the workers take the places of those of a
+  // lost node. Returns its number; 0 if no node was lost.
+  int take_lost_places();
   void begin_to_look_for_hangs();
   void look_for_hangs();
   // Starts what the pool lacks, once the attempt has begun: before that, its
@@ -176,6 +188,7 @@ class Attempt : public Pollable {
   std::optional<StorePort> port_;
   std::string store_socket_{};  // WorkerStoreService::name_for(), or empty
   std::unique_ptr<WorkerStoreService> store_;
+  int generation_ = 0;
   WorkerGroup workers_;
   // The processes that publish on the board, by local rank; 0 if there is
   // none yet.
@@ -187,7 +200,6 @@ class Attempt : public Pollable {
   bool awaits_joins_ = false;            // a healing has not ended
   std::optional<Deadline> refill_at_{};  // nothing if it may be done now
   std::optional<Stop> stop_{};
-  int generation_ = 0;
   std::optional<Heal> heal_{};  // while workers that failed are not replaced
 };
 

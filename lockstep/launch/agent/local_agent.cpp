@@ -205,6 +205,7 @@ RoundPlan LocalAgent::plan_alone(int round, int restarts_used,
 std::optional<RoundPlan> LocalAgent::await_plan() {
   if (joined_) offer_round();
   while (!round_.plan && !round_.verdict && !ending()) {
+    keep_standby();
     loop_.wait();
     serve_guardian();
     serve_job();
@@ -253,17 +254,38 @@ void LocalAgent::prepare_next() {
   }
 }
 
-void LocalAgent::run_workers(const RoundPlan& plan) {
-  place_ = plan.place;
-  open_standby();
+bool LocalAgent::begin_attempt(const RoundPlan& plan) {
   try {
     attempt_ =
         next_ ? std::move(next_) : start_workers(plan, std::move(round_.port));
+  } catch (const Attempt::NotHealed& error) {
+    Verdict verdict;
+    verdict.kind = Verdict::Kind::failed;
+    verdict.node_rank = node_rank();
+    verdict.exit_code = kSystemError;
+    verdict.text = plan.lost_node + ", and " + node_name() +
+                   " cannot take its place: " + error.what();
+    propose(verdict);
+    await_verdict();
+    return false;
   } catch (...) {
     standby_.reset();  // before its processes are reaped
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
   }
+  round_.generation = attempt_->generation();
+  if (!plan.lost_node.empty()) {
+    report_(plan.lost_node + "\n  this node takes its place: healing " +
+            std::to_string(restarts_used()) + " of " +
+            std::to_string(options_.workers.max_restarts));
+  }
+  return true;
+}
+
+void LocalAgent::run_workers(const RoundPlan& plan) {
+  place_ = plan.place;
+  open_standby();
+  if (!begin_attempt(plan)) return;
   attempt_->begin();
   if (suspended_) attempt_->suspend(true);
   const WorkerGroup& workers = attempt_->workers();
@@ -271,6 +293,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     // First: a worker may have ended before its attempt was this one.
     reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
     attempt_->watch();
+    tell_of_healing();
     look_for_causes();
     look_for_snapshot();
     if (workers.failed() && !attempt_->stopping() && !heal()) {
@@ -297,6 +320,16 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   set_verdict_of_workers();
   attempt_.reset();
   if (round_.plan) round_.plan->line.reset();
+}
+
+// So that a node may be replaced. The lost one had told it for this node.
+void LocalAgent::tell_of_healing() {
+  if (!job_ || !options_.workers.heals || round_.has_told_of_healing ||
+      !round_.plan->lost_node.empty() || !attempt_->workers().all_heal()) {
+    return;
+  }
+  round_.has_told_of_healing = true;
+  job_->report_healing();
 }
 
 bool LocalAgent::heal() {
@@ -728,7 +761,11 @@ void LocalAgent::serve_job() {
     std::visit(
         [this](auto& news) {
           using News = std::decay_t<decltype(news)>;
-          if constexpr (std::is_same_v<News, Joined>) {
+          if constexpr (std::is_same_v<News, SpareWaits>) {
+            options_.workers.run_id = news.run_id;
+            report_("this spare node waits until a node is lost");
+            open_standby();
+          } else if constexpr (std::is_same_v<News, Joined>) {
             joined_ = news;
             options_.workers.run_id = news.membership.run_id;
             round_.number = news.membership.round;
@@ -932,6 +969,13 @@ void LocalAgent::open_standby() {
                                       .surroundings = link_.surroundings},
                    report_);
   loop_.add(*standby_);
+}
+
+void LocalAgent::keep_standby() {
+  if (!standby_ || joined_) return;
+  reap_children(
+      [&](pid_t pid, int status) { standby_->set_ended(pid, status); });
+  standby_->refill();
 }
 
 void LocalAgent::end_standby() {

@@ -85,8 +85,9 @@ class LocalAgent : private Pollable {
   // its verdict, and what this node has to tell the others meanwhile.
   struct Round {
     int number = 0;
-    std::optional<StorePort> port{};  // that is offered for rank 0's store
-    std::optional<RoundPlan> plan{};  // of several nodes
+    std::optional<StorePort> port{};   // that is offered for rank 0's store
+    std::optional<RoundPlan> plan{};   // of several nodes
+    bool has_told_of_healing = false;  // report_healing()
     // Since when nodes wait for a snapshot, and when to look for one; nothing
     // if none waits.
     std::optional<int64_t> waits_since_ns{};
@@ -122,6 +123,10 @@ class LocalAgent : private Pollable {
   // attempt: gives them these at once, so that they make their group while the
   // workers of this attempt end.
   void prepare_next();
+  // Starts the workers as `attempt_`. Returns false if they were to take the
+  // places of a lost node and cannot; then this is the round's verdict.
+  bool begin_attempt(const RoundPlan& plan);
+  void tell_of_healing();
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();
@@ -170,6 +175,8 @@ class LocalAgent : private Pollable {
   void end_leftovers();
   void set_ended(pid_t pid, int wait_status);
   void open_standby();
+  // For a spare node that waits.
+  void keep_standby();
   void end_standby();
 
   int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }

@@ -126,8 +126,8 @@ FileDescriptor place_memory() {
 }  // namespace
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
-                         const RoundPlan& plan, int master_listen_fd,
-                         const std::string& store_socket,
+                         const RoundPlan& plan, int generation,
+                         int master_listen_fd, const std::string& store_socket,
                          const RunDirectory& directory,
                          const Surroundings& surroundings, OutputMux& mux,
                          StandbyPool* standby)
@@ -146,13 +146,15 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
     memory_.push_back(options.heals ? place_memory() : FileDescriptor());
-    workers_.push_back(std::move(*start_worker(rank, /*generation=*/0)));
+    workers_.push_back(
+        std::move(*start_worker(rank, generation, /*only_standby=*/false)));
+    workers_.back().heals = workers_.back().joins = generation > 0;
   }
   if (standby_ != nullptr) standby_->end_kept();
 }
 
-std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(int local_rank,
-                                                             int generation) {
+std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(
+    int local_rank, int generation, bool only_standby) {
   const auto at = static_cast<size_t>(local_rank);
   const int rank = rank_of(at);
   const auto path =
@@ -210,7 +212,7 @@ std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(int local_rank,
        .inherited_fds = {identity.master_listen_fd, memory_[at].get()},
        .cpus = options_.cpus.empty() ? std::set<int>() : options_.cpus[at],
        .surroundings = surroundings_},
-      /*only_standby=*/generation > 0);
+      only_standby);
   if (!worker) return std::nullopt;
   worker->error_file = identity.error_file;
   worker->last_lines = std::move(last_lines);
@@ -285,6 +287,10 @@ std::vector<int> WorkerGroup::lost() const {
   return all;
 }
 
+bool WorkerGroup::all_heal() const {
+  return std::ranges::all_of(workers_, &Worker::heals);
+}
+
 std::optional<std::string> WorkerGroup::why_not_healed() {
   // The last words of a worker that has ended may not have been read yet.
   for (Worker& worker : workers_) {
@@ -353,7 +359,7 @@ std::optional<pid_t> WorkerGroup::replace(int local_rank, int generation) {
     std::error_code ignored;
     std::filesystem::remove(progress_file(local_rank), ignored);
   }
-  auto next = start_worker(local_rank, generation);
+  auto next = start_worker(local_rank, generation, /*only_standby=*/true);
   if (!next) return std::nullopt;
   // Workers of this attempt have left init_process_group(), so it may, too.
   next->stage = Worker::Stage::left;

@@ -62,12 +62,14 @@ class WorkerGroup {
   // WorkerStoreService, or empty. Standby processes that wait
   // become workers, local rank 0 first; `standby` is null if the launch has
   // none. With it, no worker returns from init_process_group() before
-  // let_leave(). All that is referred to must outlive the group. Throws
+  // let_leave(). `generation` is not 0 if the workers take the places of those
+  // of a lost node. All that is referred to must outlive the group. Throws
   // ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
-              int master_listen_fd, const std::string& store_socket,
-              const RunDirectory& directory, const Surroundings& surroundings,
-              OutputMux& mux, StandbyPool* standby);
+              int generation, int master_listen_fd,
+              const std::string& store_socket, const RunDirectory& directory,
+              const Surroundings& surroundings, OutputMux& mux,
+              StandbyPool* standby);
 
   // From now on workers return from init_process_group() when they have made
   // their group.
@@ -118,8 +120,10 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next eight are for a job that heals, before settle().
+  // The next nine are for a job that heals, before settle().
 
+  // Returns whether all workers have said that their training can be healed.
+  bool all_heal() const;
   // Returns the local ranks of the workers that failed and are not replaced.
   std::vector<int> lost() const;
   // Returns why no process may take the places of lost() workers while the
@@ -183,8 +187,9 @@ class WorkerGroup {
   };
 
   // Starts a worker, or has a standby process become it. Returns nothing only
-  // if it joins a generation after 0, and no standby process takes the place.
-  std::optional<Worker> start_worker(int local_rank, int generation);
+  // if `only_standby` is set, and no standby process takes the place.
+  std::optional<Worker> start_worker(int local_rank, int generation,
+                                     bool only_standby);
   std::optional<Worker> start_process(const ChildStart& start,
                                       bool only_standby);
   std::filesystem::path progress_file(int local_rank) const;

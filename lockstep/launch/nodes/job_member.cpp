@@ -262,6 +262,10 @@ void JobMember::offer_round(int round, RoundOffer offer) {
       });
 }
 
+void JobMember::report_healing() {
+  queue_for_store([](NodeProtocol& protocol) { protocol.report_healing(); });
+}
+
 void JobMember::report_success() {
   queue_for_store([](NodeProtocol& protocol) { protocol.report_success(); });
 }
@@ -381,6 +385,11 @@ void JobMember::work() noexcept {
       } catch (const AgentStoreError& error) {
         moved = !ended && move_on(*protocol, error);
       } catch (const RankTaken& error) {
+        if (protocol->runs()) {
+          protocol.reset();
+          post_end(kSystemError, error.what());
+          break;
+        }
         join_again(*protocol, error.what());
         moved = true;
       }
@@ -500,6 +509,28 @@ bool JobMember::rejoin_the_others(NodeProtocol& protocol) {
   return move(protocol, std::move(verdict), *at);
 }
 
+// Blocks until this spare node has a rank; returns nothing if this agent ends
+// before that.
+std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
+  bool told = false;
+  while (!stopping()) {
+    note_progress();
+    try {
+      return protocol.join();
+    } catch (const RankTaken&) {
+      if (!std::exchange(told, true)) post(SpareWaits{protocol.run_id()});
+      protocol.await_free_rank(kLongestWait, wake_fd_.get());
+    } catch (const JobClosed&) {
+      if (!told) throw;
+      Verdict verdict;
+      verdict.text = "the job has ended, and no node was lost";
+      post(verdict);
+      return std::nullopt;
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<OpenedStore> JobMember::join(
     std::optional<NodeProtocol>& protocol) {
   const Deadline deadline = Deadline::after(options_.join_timeout);
@@ -576,7 +607,13 @@ std::optional<OpenedStore> JobMember::join(
         return opened;
       }
       Joined joined;
-      joined.membership = protocol->join();
+      if (options_.node.is_spare) {
+        const auto membership = join_as_spare(*protocol);
+        if (!membership) return std::nullopt;
+        joined.membership = *membership;
+      } else {
+        joined.membership = protocol->join();
+      }
       joined.hosts_store = opened.hosted;
       joined.master_addr = options_.local_addr.empty() ? opened.reachable_host
                                                        : options_.local_addr;

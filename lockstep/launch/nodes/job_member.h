@@ -49,6 +49,10 @@ struct Joined {
   std::string reachable_host{};  // this node's address for the others
   std::string master_addr{};     // for RoundOffer
 };
+// This agent is a spare one, and all nodes have come.
+struct SpareWaits {
+  std::string run_id{};
+};
 // A line for the user.
 struct Notice {
   std::string text{};
@@ -62,8 +66,8 @@ struct CauseWanted {
 struct NodesWait {
   std::string text{};  // for the user
 };
-using JobEvent =
-    std::variant<Joined, Notice, RoundPlan, CauseWanted, NodesWait, Verdict>;
+using JobEvent = std::variant<SpareWaits, Joined, Notice, RoundPlan,
+                              CauseWanted, NodesWait, Verdict>;
 
 // One agent's membership in a job of several nodes: opens the store, follows
 // the protocol (node_protocol.h) and keeps the heartbeat, all in one thread of
@@ -123,7 +127,9 @@ class JobMember {
   // Offers this node for `round`, whose plan then comes as an event. Only after
   // `Joined`.
   void offer_round(int round, RoundOffer offer);
-  // Reports that every worker of this node has ended well.
+  // Reports that every worker of this node can be healed; that every one has
+  // ended well.
+  void report_healing();
   void report_success();
   // See NodeProtocol::ask_for_cause().
   void ask_for_cause(NamedRanks named);
@@ -153,6 +159,7 @@ class JobMember {
   void go_to(size_t endpoint);
   void join_again(const NodeProtocol& protocol, const std::string& why);
   std::string name_store() const;
+  std::optional<Membership> join_as_spare(NodeProtocol& protocol);
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
   // Returns whether the job goes on at another store.

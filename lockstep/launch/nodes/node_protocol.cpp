@@ -21,6 +21,8 @@ constexpr milliseconds kLookInterval{500};
 // How often a node shows that it lives, so that it is silent for hardly longer
 // than the network is cut.
 constexpr milliseconds kBeatInterval{1000};
+// How long a spare node may take to come to the place of a lost one.
+constexpr milliseconds kReplacedWithin{10'000};
 constexpr int kMostNodes = 65536;
 constexpr int kMostWorkers = 4096;
 constexpr int kMostArrivals = 1 << 30;
@@ -35,9 +37,16 @@ const std::string kClosed = kPrefix + "closed";
 const std::string kStoreHost = kPrefix + "store_host";
 const std::string kRound = kPrefix + "round";
 const std::string kArrivals = kPrefix + "arrivals";
+const std::string kSpares = kPrefix + "spares";
+const std::string kVacancies = kPrefix + "vacancies";
 
 std::string key(const std::string& leaf, int node_rank) {
   return kPrefix + leaf + "/" + std::to_string(node_rank);
+}
+
+// Where the host says that the round goes on without a node.
+std::string loss_leaf(int node_rank) {
+  return "lost/" + std::to_string(node_rank);
 }
 
 [[noreturn]] void refuse_record(const std::string& where) {
@@ -203,16 +212,64 @@ std::string NodeProtocol::round_key(int round, const std::string& leaf) const {
 }
 
 Membership NodeProtocol::join() {
-  if (store_.check(kClosed)) throw JobClosed();
+  if (store_.check(kClosed)) {
+    if (!spare_key_.empty()) store_.remove(std::exchange(spare_key_, ""));
+    throw JobClosed();
+  }
   agree_on_job();
+  if (self_.is_spare) wait_as_spare();
   claim_rank();
+  if (!spare_key_.empty()) store_.remove(std::exchange(spare_key_, ""));
   if (self_.hosts_store) store_.set(kStoreHost, std::to_string(node_rank_));
   beat(Clock::now());
   Start start = current_round();
-  if (start.round == self_.earlier.lost_round) end_lost_round(start);
+  if (start.round == self_.earlier.lost_round &&
+      !store_.check(round_key(start.round, loss_leaf(node_rank_)))) {
+    end_lost_round(start);
+  }
   round_ = start.round;
   changes_ = next_changes_ = start.changes;
   return {node_rank_, run_id_, round_, changes_};
+}
+
+// Throws RankTaken unless a rank may be free for this spare node.
+void NodeProtocol::wait_as_spare() {
+  if (spare_key_.empty()) {
+    const int64_t number = store_.add(kSpares, 1) - 1;
+    spare_key_ = kPrefix + "spare/" + std::to_string(number);
+    store_.set(spare_key_, self_.connection);
+  }
+  if (!has_begun()) throw RankTaken("the job has not begun");
+}
+
+void NodeProtocol::await_free_rank(std::chrono::milliseconds allowed,
+                                   int wake_fd) {
+  store_.await_change({kVacancies, kClosed}, allowed, wake_fd);
+}
+
+// On the host of the store.
+bool NodeProtocol::a_spare_waits() {
+  const int64_t spares = store_.add(kSpares, 0);
+  if (spares == 0 || !accepted_) return false;
+  const auto accepted = accepted_();
+  for (int64_t number = 0; number < spares; ++number) {
+    const auto connection =
+        store_.get(kPrefix + "spare/" + std::to_string(number));
+    if (connection && accepted.contains(*connection)) return true;
+  }
+  return false;
+}
+
+// Throws RankTaken if the round goes on without this node.
+void NodeProtocol::require_own_rank() {
+  if (!self_.heals || !runs() ||
+      !store_.check(round_key(round_, loss_leaf(node_rank_))) ||
+      store_.get(key("node", node_rank_)) == own_record()) {
+    return;
+  }
+  throw RankTaken("node " + std::to_string(node_rank_) + " (" + self_.host +
+                  ") was given up as lost, and the job goes on without it; to "
+                  "take part again, start it with --spare");
 }
 
 // This node was cut off for so long that it has ended its workers, but the
@@ -432,6 +489,7 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   members_.clear();
   excluded_ = false;
   plan_given_ = false;
+  lost_.clear();
   question_given_ = false;
   verdict_given_ = false;
   store_.set(round_key(round, "node/" + std::to_string(node_rank_)),
@@ -471,7 +529,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   struct Run {
     int nodes;
     int workers;
-    bool same_role;
+    std::string role;
   };
   const Record record(where, *text);
   const std::string role = as_recorded(self_.role);
@@ -482,7 +540,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
     const int nodes = run.number("count", 1, self_.nnodes - known);
     const int first = run.number("first", 0, self_.nnodes - nodes);
     runs.push_back({nodes, run.number("nproc_per_node", 1, kMostWorkers),
-                    run.text("role") == role});
+                    run.text("role")});
     for (int at = 0; at < nodes; ++at) members_.push_back(first + at);
   }
   const int nnodes = static_cast<int>(members_.size());
@@ -496,7 +554,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   plan_given_ = true;
   // Notes the open connections now, before a node has a reason to die:
   // loss_of() recognises a closed connection only if it has seen it open.
-  if (self_.hosts_store) look_for_lost_nodes();
+  if (self_.hosts_store) look_for_lost_nodes(Clock::now());
   if (!is_member(node_rank_) || came_late_) {
     excluded_ = true;
     return std::nullopt;
@@ -509,11 +567,26 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   int rank = 0;
   for (const Run& run : runs) {
     const int before = std::clamp(place.node_rank - rank, 0, run.nodes);
+    const bool same_role = run.role == role;
+    const bool is_own =
+        place.node_rank >= rank && place.node_rank < rank + run.nodes;
     place.first_rank += before * run.workers;
-    if (run.same_role) place.first_role_rank += before * run.workers;
+    if (same_role) place.first_role_rank += before * run.workers;
     place.world_size += run.nodes * run.workers;
-    if (run.same_role) place.role_world_size += run.nodes * run.workers;
+    if (same_role) place.role_world_size += run.nodes * run.workers;
     rank += run.nodes;
+    // The plan may be that of a lost node whose place this one has taken.
+    if (is_own && (run.workers != self_.nproc_per_node || !same_role)) {
+      throw JobRefused(
+          "node " + std::to_string(node_rank_) + " was lost, which had " +
+          std::to_string(run.workers) + " workers of role " + run.role +
+          ", and this spare node has " + std::to_string(self_.nproc_per_node) +
+          " of role " + self_.role + "; give all nodes the same");
+    }
+  }
+  const std::string lost = round_key(round_, loss_leaf(node_rank_));
+  if (const auto loss = store_.get(lost)) {
+    plan.lost_node = Record(lost, *loss).text("text");
   }
   last_place_ = place.node_rank;
   last_round_ = round_;
@@ -544,6 +617,10 @@ std::vector<int> NodeProtocol::absent_nodes() {
     }
   }
   return absent;
+}
+
+void NodeProtocol::report_healing() {
+  store_.add(round_key(round_, "heals"), 1);
 }
 
 void NodeProtocol::report_success() {
@@ -585,6 +662,7 @@ std::optional<NamedRanks> NodeProtocol::take_question() {
 }
 
 void NodeProtocol::propose(int round, const Verdict& verdict) {
+  require_own_rank();
   Verdict counted = verdict;
   counted.changes = verdict.after(changes_);
   store_.set_if_absent(round_key(round, "verdict"), dump(counted));
@@ -625,13 +703,15 @@ void NodeProtocol::beat(Clock::time_point now) {
   last_beat_ = now;
   if (now >= next_beat_ && node_rank_ >= 0) {
     next_beat_ = now + std::min(self_.keep_alive.interval, kBeatInterval);
+    require_own_rank();
     store_.set(key("beat", node_rank_), std::to_string(++beats_));
   }
   if (!self_.hosts_store) return;
   const bool looks = now >= next_look_;
   if (looks) {
     next_look_ = now + kLookInterval;
-    look_for_lost_nodes();
+    look_for_lost_nodes(now);
+    look_for_replacements(now);
   }
   if (self_.elastic()) keep_members(now, looks);
 }
@@ -778,12 +858,39 @@ void NodeProtocol::note_failing_node(const Verdict& verdict) {
                      seconds_text(rules.cooling));
 }
 
-void NodeProtocol::look_for_lost_nodes() {
+void NodeProtocol::look_for_lost_nodes(Clock::time_point now) {
   const auto accepted = accepted_ ? accepted_() : std::set<std::string>();
   for (int rank = 0; rank < self_.nnodes; ++rank) {
     if (rank == node_rank_) continue;
-    if (const auto loss = loss_of(rank, accepted)) give_up(rank, *loss);
+    if (const auto loss = loss_of(rank, accepted)) give_up(rank, *loss, now);
   }
+}
+
+// Ends the round if a spare node that waited has not come.
+void NodeProtocol::look_for_replacements(Clock::time_point now) {
+  for (auto at = lost_.begin(); at != lost_.end();) {
+    const auto& [rank, lost] = *at;
+    const bool has_come =
+        store_.check(round_key(round_, "node/" + std::to_string(rank)));
+    if (!has_come && now < lost.until) {
+      ++at;
+      continue;
+    }
+    if (!has_come) {
+      fail_round(rank, lost.text + ", and no spare node took its place");
+    }
+    at = lost_.erase(at);
+  }
+}
+
+// Whether the round goes on if this node of it is lost. A node that has
+// succeeded would be counted twice.
+bool NodeProtocol::goes_on_without(int node_rank) {
+  return self_.heals && !self_.elastic() && is_member(node_rank) && runs() &&
+         store_.add(round_key(round_, "heals"), 0) ==
+             static_cast<int64_t>(members_.size()) &&
+         store_.add(round_key(round_, "succeeded"), 0) == 0 &&
+         !store_.check(round_key(round_, "verdict")) && a_spare_waits();
 }
 
 std::optional<std::string> NodeProtocol::loss_of(
@@ -828,7 +935,8 @@ void NodeProtocol::note_silence(int node_rank, Heard& heard, bool ends) {
                  : name_of(node_rank) + " is back after " + time);
 }
 
-void NodeProtocol::give_up(int node_rank, const std::string& loss) {
+void NodeProtocol::give_up(int node_rank, const std::string& loss,
+                           Clock::time_point now) {
   std::string text = name_of(node_rank) + " was lost: " + loss;
   text += own_pause(awake_, self_.keep_alive, name_of(node_rank_));
   // Before the plan of a later round, another node can still take its place.
@@ -839,28 +947,41 @@ void NodeProtocol::give_up(int node_rank, const std::string& loss) {
                 (round_ == 0 || store_.check(round_key(round_, "plan"))) &&
                 store_.check(
                     round_key(round_, "node/" + std::to_string(node_rank)));
+  if (takes_part && goes_on_without(node_rank)) {
+    lost_[node_rank] = {.text = text, .until = now + kReplacedWithin};
+    store_.set(round_key(round_, loss_leaf(node_rank)),
+               dump(json{{"text", text}}));
+    store_.remove(round_key(round_, "node/" + std::to_string(node_rank)));
+    notices_.push_back(text + "; a spare node takes its place");
+    return vacate(node_rank);
+  }
   // While nodes may come, another must not take the rank before the round ends.
   if (!self_.elastic()) vacate(node_rank);
   if (!takes_part) {
     notices_.push_back(text + "; another node may take its place");
   } else if (!verdict_given_) {
-    Verdict verdict;
-    verdict.kind =
-        self_.elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
-    verdict.node_rank = node_rank;
-    verdict.exit_code = kSystemError;
-    verdict.text = text;
-    propose(round_, verdict);
+    fail_round(node_rank, text);
   }
   if (self_.elastic()) vacate(node_rank);
+}
+
+void NodeProtocol::fail_round(int node_rank, const std::string& text) {
+  Verdict verdict;
+  verdict.kind =
+      self_.elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
+  verdict.node_rank = node_rank;
+  verdict.exit_code = kSystemError;
+  verdict.text = text;
+  propose(round_, verdict);
 }
 
 void NodeProtocol::vacate(int node_rank) {
   heard_.erase(node_rank);
   store_.remove(key("beat", node_rank));
   store_.remove(key("connection", node_rank));
-  // This key goes last: once it is gone, another agent may take the rank.
+  // Once this key is gone, another agent may take the rank.
   store_.remove(key("node", node_rank));
+  store_.add(kVacancies, 1);
 }
 
 std::optional<std::string> NodeProtocol::take_notice() {
@@ -894,7 +1015,8 @@ bool NodeProtocol::others_have_departed() {
     }
   }
   // A node that declined without joining has no rank and is not waited for.
-  return joined == 0 && (!declined_ || departed >= job_nnodes_ - 1);
+  return joined == 0 && !a_spare_waits() &&
+         (!declined_ || departed >= job_nnodes_ - 1);
 }
 
 std::string NodeProtocol::name_of_those_left() {

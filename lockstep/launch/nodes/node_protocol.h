@@ -74,6 +74,9 @@ struct NodeDescription {
   std::string role = "default";
   int max_restarts = 0;
   bool heals = false;
+  // Takes no rank before the job has begun, and then the first that is free:
+  // that of a node that was lost. Not if nodes may come and go.
+  bool is_spare = false;
   std::optional<int> max_membership_changes{};  // unset means without limit
   // If it is unset, it is the first agent's.
   std::optional<std::string> run_id{};
@@ -154,6 +157,11 @@ class JobClosed : public std::runtime_error {
 // round's plan, and may be another in the next round. The host of the store
 // decides which nodes take part (elastic_rules.h).
 //
+// If a node of a job that heals is lost while all workers can be healed and a
+// spare node waits, the round goes on: the spare node takes the rank and the
+// plan of the lost one. An agent that was given up and lives must not act for
+// its node any more.
+//
 // No call waits for another node: the owner asks again and again
 // (job_member.h). For one thread. Every member throws AgentStoreError if the
 // store is lost, ForeignRecord if it holds a record that no agent of this
@@ -178,8 +186,12 @@ class NodeProtocol {
   }
 
   // Takes a node rank. Throws JobRefused, and then also tells the nodes that
-  // still wait for others; RankTaken; JobClosed.
+  // still wait for others; RankTaken; JobClosed. A spare node gets RankTaken
+  // until it may take a rank.
   Membership join();
+  // Waits until a rank may have become free for this spare node, or the job has
+  // ended, at most for `allowed` or until `wake_fd` is readable.
+  void await_free_rank(std::chrono::milliseconds allowed, int wake_fd);
   // Ends the wait of the other nodes with `verdict`. For a node that cannot
   // take part; called instead of join(). Does not disturb a job that runs.
   // Throws JobClosed.
@@ -191,7 +203,9 @@ class NodeProtocol {
   // rank; JobRefused if it wants this one.
   void offer_round(int round, const RoundOffer& offer);
   // Returns the plan of this node once the round has begun, and only once;
-  // nothing if the round has begun without this node.
+  // nothing if the round has begun without this node. Throws JobRefused if this
+  // node has another number of workers or another role than the lost one whose
+  // place it has taken.
   std::optional<RoundPlan> take_plan();
   // Returns true once for each round that has begun without this node.
   bool take_exclusion();
@@ -214,6 +228,9 @@ class NodeProtocol {
   // Returns what this node would bring to another store.
   EarlierRounds earlier() const;
 
+  // Reports that every worker of this node has said that its training can be
+  // healed.
+  void report_healing();
   // Reports that every worker of this node has returned 0.
   void report_success();
   // Asks all nodes to find out which of their workers was failing first: a
@@ -227,7 +244,8 @@ class NodeProtocol {
   // text.
   void report_snapshot();
   // Ends `round` with `verdict` unless the round has one already. Sets
-  // Verdict::changes.
+  // Verdict::changes. Throws RankTaken if this node was given up and the round
+  // goes on.
   void propose(int round, const Verdict& verdict);
   // Returns the verdict of round() once it has one, and only once for each
   // round.
@@ -247,7 +265,7 @@ class NodeProtocol {
   // becomes free. If the node took part in the round, the round has failed; a
   // round that is being formed without it waits for another node. If nodes may
   // come and go, the host also begins rounds, and ends them for nodes that
-  // wait.
+  // wait. Throws RankTaken as propose() does.
   void beat(Clock::time_point now);
   // Returns a line for the user about a node that was lost between two rounds;
   // each line once.
@@ -306,15 +324,21 @@ class NodeProtocol {
   void note_failing_node(const Verdict& verdict);
   bool is_member(int node_rank) const;
   void end_forming_round(int round, const Verdict& verdict);
+  void wait_as_spare();
+  bool a_spare_waits();
+  bool goes_on_without(int node_rank);
+  void look_for_replacements(Clock::time_point now);
+  void require_own_rank();
   [[noreturn]] void refuse(const std::string& reason);
   [[noreturn]] void refuse_rank(const std::string& reason);
-  void look_for_lost_nodes();
+  void look_for_lost_nodes(Clock::time_point now);
   // Returns why the node is lost; nothing while it lives.
   std::optional<std::string> loss_of(int node_rank,
                                      const std::set<std::string>& accepted);
   void note_silence(int node_rank, Heard& heard, bool ends);
   void end_lost_round(Start& start);
-  void give_up(int node_rank, const std::string& loss);
+  void give_up(int node_rank, const std::string& loss, Clock::time_point now);
+  void fail_round(int node_rank, const std::string& text);
   void vacate(int node_rank);
 
   AgentStore& store_;
@@ -348,6 +372,14 @@ class NodeProtocol {
   AwakeClock awake_{self_.keep_alive.longest_step()};
   std::map<int, Heard> heard_;
   std::vector<std::string> notices_;
+  std::string spare_key_{};  // while this spare node waits
+  // On the host of the store: the nodes of this round that were lost, and until
+  // when a spare node has to take the place.
+  struct Lost {
+    std::string text{};
+    Clock::time_point until{};
+  };
+  std::map<int, Lost> lost_;
   // The rest is for the host of the store, if nodes may come and go.
   ElasticRules rules_{self_.elastic_options, self_.fewest(), self_.nnodes};
   bool has_formed_ = false;                // a round of this store has begun

@@ -35,6 +35,10 @@ struct RoundPlan {
   NodePlace place{};
   std::string master_addr = "127.0.0.1";  // where rank 0 opens its store
   int master_port = 0;
+  // Why the node that had this place is gone, in one line, if the others stay:
+  // the workers of this node join theirs (worker/healing_place.h). Otherwise
+  // empty.
+  std::string lost_node{};
   // To the agents' store, for the calls of this node's workers. Null if there
   // is one node, the agents' store is not ours, or the workers are Python's.
   std::shared_ptr<StoreLine> line{};

@@ -112,10 +112,23 @@ GenerationNotice Generations::await(const std::exception_ptr& failure) {
         "HealedTraining: this process takes the place of a rank that died, "
         "and the launcher has not announced it");
   }
+  GenerationNotice notice;
   do {
-    ++number_;
+    notice = notice_of(++number_);
+    require_own_place(notice);
   } while (is_superseded());
-  return notice_of(number_);
+  return notice;
+}
+
+void Generations::require_own_place(const GenerationNotice& notice) const {
+  if (number_ <= generation_joined() ||
+      std::ranges::count(notice.lost, get_rank()) == 0) {
+    return;
+  }
+  throw std::runtime_error(
+      "HealedTraining: another process has the place of this rank, whose node "
+      "was given up: " +
+      notice.cause);
 }
 
 void Generations::end_training() {

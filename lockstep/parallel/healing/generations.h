@@ -27,7 +27,8 @@ class Generations {
   // Waits until a generation is announced that this rank has not taken, and
   // takes the newest; 60 s at most, and 10 s if no rank is known to be gone.
   // `failure`: what is thrown if none comes, or another rank has ended its
-  // training; null for a rank that joins, which throws std::runtime_error.
+  // training; null for a rank that joins, which throws std::runtime_error. It
+  // is thrown, too, if another process has the place of this one.
   GenerationNotice await(const std::exception_ptr& failure);
   // Returns the number of the generation that was taken last.
   int number() const { return number_; }
@@ -43,8 +44,11 @@ class Generations {
   // Tells the others that this rank's training has ended.
   void end_training();
 
+  const c10::intrusive_ptr<LauncherStore>& store() const { return store_; }
+
  private:
   GenerationNotice notice_of(int generation);
+  void require_own_place(const GenerationNotice& notice) const;
   bool comes_within(const std::string& key, std::chrono::milliseconds time);
   bool is_superseded();
   bool training_has_ended();

@@ -29,6 +29,7 @@
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/reconfigure.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/healing/generation_watch.h"
 #include "lockstep/parallel/healing/generations.h"
 #include "lockstep/parallel/healing/loop_position.h"
 #include "lockstep/parallel/healing/rank_record.h"
@@ -43,6 +44,7 @@ namespace {
 
 using internal::FileDescriptor;
 using internal::Generations;
+using internal::GenerationWatch;
 using internal::LoopPosition;
 using internal::RankRecord;
 using internal::StateRecords;
@@ -70,6 +72,9 @@ class HealedTraining::Work {
     if (state_.model) parameters_.emplace(state_);
     require_healable();
     generations_.emplace();
+    if (internal::get_env_int("GROUP_WORLD_SIZE", 1, 1 << 30) > 1) {
+      watch_.emplace(generations_->store());
+    }
     memory_ = internal::take_place_memory();
     record_.emplace(memory_, state_, *parameters_);
     ranks_ = get_world_size();
@@ -82,9 +87,7 @@ class HealedTraining::Work {
       states_.emplace(memory_, RankRecord::kSlots, state_);
       states_->write(position_.steps());
     }
-    if (!record_->has(position_.steps())) {
-      record_->write(position_.steps(), Moment::begun);
-    }
+    if (!record_->has(position_.steps())) write_record(Moment::begun);
     internal::tell_agent_heals(
         true, states_ ? "its state is divided over the ranks" : "");
     // Nobody replaces a process that ends well in the midst of its training.
@@ -136,12 +139,12 @@ class HealedTraining::Work {
       // If the update was interrupted, the numbers were perhaps counted.
       position_.set_numbers(before);
       const int64_t steps = position_.steps();
-      record_->write(steps, Moment::begun);
+      write_record(Moment::begun);
       const auto marks = parameters_->marks();
       compute();
       if (!states_) {
         parameters_->require_unchanged(marks);
-        record_->write(steps + 1, Moment::computed);
+        record_->write(steps + 1, position_.calls(), Moment::computed);
       }
       require_same_place();
       is_whole_ = false;
@@ -149,10 +152,11 @@ class HealedTraining::Work {
       parameters_->update_begins();
       update();
       parameters_->update_has_ended();
-      update_changes_own_ = record_->differs_from(own);
-      if (update_changes_own_ || !parameters_->kept().empty()) {
-        record_->write(steps + 1, Moment::begun);
+      const bool changes_own = record_->differs_from(own);
+      if (changes_own || !parameters_->kept().empty()) {
+        record_->write(steps + 1, position_.calls() + 1, Moment::begun);
       }
+      if (changes_own && !states_) own_changed_ = position_.calls() + 1;
       if (states_) states_->write(steps + 1);
       is_whole_ = true;
       position_.step_has_ended();
@@ -164,11 +168,14 @@ class HealedTraining::Work {
     const Inside inside(*this);
     if (!heals()) return function();
     run_unit([&] {
+      const auto own = record_->mark();
       // FullyShard gathers parameters in an evaluation, too, and they may stay.
-      if (states_) return function();
-      parameters_->function_begins();
+      if (!states_) parameters_->function_begins();
       function();
-      parameters_->require_same_state();
+      if (!states_) parameters_->require_same_state();
+      if (!record_->differs_from(own)) return;
+      own_changed_ = position_.calls() + 1;
+      record_->write(position_.steps(), own_changed_, Moment::begun);
     });
   }
 
@@ -180,6 +187,10 @@ class HealedTraining::Work {
   using Status = LoopPosition::Status;
 
   bool heals() const { return generations_.has_value(); }
+  void write_record(Moment moment) {
+    record_->write(position_.steps(), position_.calls(), moment);
+  }
+  int next_generation() const { return generations_->number() + 1; }
 
   // Lives as long as run() is called.
   class Inside {
@@ -213,6 +224,7 @@ class HealedTraining::Work {
     position_.call_begins();
     while (position_.must_run()) {
       try {
+        const GenerationWatch::Collectives watched(watch_, next_generation());
         unit();
         position_.call_has_ended();
         // No rank goes on before all have a record of the new state. If one is
@@ -356,6 +368,7 @@ class HealedTraining::Work {
         reconfigure({.uuid = "heal-" + std::to_string(generations_->number()),
                      .members = generations_->members(notice),
                      .look = [this] { generations_->look(joins_); }});
+        const GenerationWatch::Collectives watched(watch_, next_generation());
         agree(began, notice.cause);
         return;
       } catch (const Generations::Superseded&) {
@@ -377,7 +390,7 @@ class HealedTraining::Work {
         {"records", usable_records()},
         {"objects", internal::objects_to_reconfigure()},
         {"kept", parameters_->kept()},
-        {"update_changes_own", update_changes_own_},
+        {"own_changed", own_changed_},
         {"keeps_unrecorded", parameters_->keeps_unrecorded()},
         {"healed_here", here_ == position_.calls() ? healed_here_ : 0}};
     position_.add_to(status);
@@ -394,12 +407,15 @@ class HealedTraining::Work {
                     .ranks = static_cast<int>(all.size())};
     bool shrinks = false;
     bool shares_anew = false;
+    int64_t own_changed = 0;
     for (size_t r = 0; r < all.size(); ++r) {
       if (all[r].at("joins").get<bool>()) {
         healing.replaced.push_back(static_cast<int>(r));
       }
       shrinks = shrinks || all[r].at("ranks").get<int>() > healing.ranks;
       shares_anew = shares_anew || all[r].at("shares_anew").get<bool>();
+      own_changed =
+          std::max(own_changed, all[r].at("own_changed").get<int64_t>());
     }
     const bool divided = std::ranges::any_of(
         all, [](const Status& one) { return one.at("divided").get<bool>(); });
@@ -407,7 +423,6 @@ class HealedTraining::Work {
     gives_up_batch_ = false;
     std::exception_ptr failure;
     std::optional<std::string> kept;
-    bool after_update = false;
     if (divided) {
       return_to_record(all, healing, failure);
     } else {
@@ -416,12 +431,14 @@ class HealedTraining::Work {
         gives_up_batch_ = position_.share_samples(from);
       }
       kept = shrinks ? "" : from.at("kept").get<std::string>();
-      from.at("update_changes_own").get_to(after_update);
     }
     is_whole_ = true;
     may_go_back_ = false;
-    if (!failure) take_own_record(kept, after_update, failure);
-    if (shrinks) record_->take_first(position_.steps(), failure);
+    if (!failure) take_own_record(kept, own_changed, failure);
+    own_changed_ = 0;
+    if (shrinks) {
+      record_->take_first(position_.steps(), position_.calls(), failure);
+    }
     require_same_state(failure);
     internal::run_reconfigured();
     record_->restore_wrappers();
@@ -568,16 +585,17 @@ class HealedTraining::Work {
   }
 
   // Generators, buffers and kept gradients become those with which this rank's
-  // step began. `after_update`: whether the last update has changed them.
+  // step began. `own_changed`: the last call of run() that has changed them on
+  // any rank, from 1.
   void take_own_record(const std::optional<std::string>& kept,
-                       bool after_update, std::exception_ptr& failure) {
+                       int64_t own_changed, std::exception_ptr& failure) {
     try {
       const bool found = record_->read(position_.steps(), kept);
-      if (after_update && !record_->is_after_update()) {
+      if (found && own_changed > record_->calls()) {
         throw std::runtime_error(
-            "HealedTraining: this rank was lost in an update that draws random "
-            "numbers or changes buffers of the model, and no rank has what it "
-            "would have left; do both in compute");
+            "HealedTraining: this rank was lost in a function that draws "
+            "random numbers or changes buffers of the model, and no rank has "
+            "what it would have left; do both in compute");
       }
       if (found || !joins_ || states_) return;
       TORCH_WARN(
@@ -705,6 +723,7 @@ class HealedTraining::Work {
   LoopPosition position_{state_};
   // Nothing if this job does not heal; then only position_ is used.
   std::optional<Generations> generations_{};
+  std::optional<GenerationWatch> watch_{};  // if there are several nodes
   FileDescriptor memory_{};
   std::optional<internal::TrainedParameters> parameters_{};
   std::optional<RankRecord> record_{};
@@ -719,8 +738,9 @@ class HealedTraining::Work {
   bool may_go_back_ = false;
   bool gives_up_batch_ = false;  // in the last healing
   bool is_inside_ = false;       // a function of run()
-  // Whether the last update has changed what only this rank has.
-  bool update_changes_own_ = false;
+  // The last call of run(), from 1, whose update or function has changed what
+  // only this rank has; 0 if there is none since the last healing.
+  int64_t own_changed_ = 0;
   // How often the training was healed in the call of run() with this number.
   int healed_here_ = 0;
   int64_t here_ = -1;

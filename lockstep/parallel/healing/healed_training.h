@@ -92,8 +92,9 @@ struct Healing {
 //   divided, run() throws std::runtime_error on all ranks, which begin again
 //   from the snapshot.
 // - What is printed or logged in a function is printed again with it. Random
-//   numbers are drawn in `compute`. If `update` draws some, or changes buffers
-//   of the model, and a rank dies in it, all begin again from the snapshot.
+//   numbers are drawn in `compute`. If `update`, or a function alone, draws
+//   some or changes buffers of the model, and a rank dies in it, all begin
+//   again from the snapshot.
 // - Groups, wrappers, optimizers and a SnapshotSaver are made before this
 //   object, in the same order on all ranks, and not inside run(). If a new
 //   process has made another number of wrappers and savers than the others,

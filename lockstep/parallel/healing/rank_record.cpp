@@ -61,10 +61,10 @@ bool RankRecord::differs_from(const Mark& mark) const {
          !at::equal(now.generators, mark.generators);
 }
 
-// A record holds, in this order: its Moment; which gradients are kept and which
-// were recorded (trained_parameters.h); what wrappers know (reconfigure.h);
-// generators; buffers; gradients.
-void RankRecord::write(int64_t steps, Moment moment) {
+// A record holds, in this order: its Moment; the number of calls; which
+// gradients are kept and which were recorded (trained_parameters.h); what
+// wrappers know (reconfigure.h); generators; buffers; gradients.
+void RankRecord::write(int64_t steps, int64_t calls, Moment moment) {
   auto tensors = buffers();
   tensors.insert(tensors.begin(), generator_state(state_.model.get()));
   std::string marks;
@@ -75,8 +75,9 @@ void RankRecord::write(int64_t steps, Moment moment) {
   kept.resize(marks.size(), '0');
   const std::string wrappers = memory_to_reconfigure();
   std::vector<PlaceRecord::Bytes> parts = {
-      std::as_bytes(std::span(&moment, 1)), std::as_bytes(std::span(kept)),
-      std::as_bytes(std::span(marks)), std::as_bytes(std::span(wrappers))};
+      std::as_bytes(std::span(&moment, 1)), std::as_bytes(std::span(&calls, 1)),
+      std::as_bytes(std::span(kept)), std::as_bytes(std::span(marks)),
+      std::as_bytes(std::span(wrappers))};
   for (auto& tensor : tensors) {
     tensor = file_form(tensor);
     parts.push_back(
@@ -96,8 +97,8 @@ bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
   auto generators = generator_state(state_.model.get());
   std::string marks(parameters_.count(), '0');
   std::string recorded_kept = marks;
-  size_t bytes = sizeof(Moment) + 2 * marks.size() + wrappers_.size() +
-                 generators.nbytes();
+  size_t bytes = sizeof moment_ + sizeof calls_ + 2 * marks.size() +
+                 wrappers_.size() + generators.nbytes();
   for (const auto& buffer : buffers()) bytes += buffer.nbytes();
   const std::byte* from = record->data();
   const auto read = [&](void* to, size_t count) {
@@ -106,6 +107,7 @@ bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
   };
   if (record->size() >= bytes) {
     read(&moment_, sizeof moment_);
+    read(&calls_, sizeof calls_);
     read(recorded_kept.data(), marks.size());
     read(marks.data(), marks.size());
     read(wrappers_.data(), wrappers_.size());
@@ -151,7 +153,8 @@ void RankRecord::restore_wrappers() const {
   set_memory_to_reconfigure(wrappers_);
 }
 
-void RankRecord::take_first(int64_t steps, std::exception_ptr& failure) {
+void RankRecord::take_first(int64_t steps, int64_t calls,
+                            std::exception_ptr& failure) {
   for (const at::Tensor& buffer : buffers()) broadcast(buffer, 0);
   auto first = generator_state(state_.model.get());
   broadcast(first, 0);
@@ -163,7 +166,7 @@ void RankRecord::take_first(int64_t steps, std::exception_ptr& failure) {
         [&](size_t) { return first; }, static_cast<size_t>(get_rank()), ranks,
         state_.model.get());
     set_generator_state(*own, state_.model.get());
-    write(steps, Moment::begun);
+    write(steps, calls, Moment::begun);
   } catch (...) {
     failure = std::current_exception();
   }

@@ -35,10 +35,11 @@ class RankRecord {
              TrainedParameters& parameters);
 
   // Copies the state as it is after `steps` steps; with Moment::computed, but
-  // for what the last update changes. Throws what PlaceRecord::write() throws.
-  void write(int64_t steps, Moment moment);
+  // for what the last update changes. `calls`: how many calls of run() this
+  // rank has completed. Throws what PlaceRecord::write() throws.
+  void write(int64_t steps, int64_t calls, Moment moment);
 
-  // The generators and the model's buffers, to see whether an update changes
+  // The generators and the model's buffers, to see whether a function changes
   // them.
   struct Mark {
     at::Tensor generators{};
@@ -59,14 +60,16 @@ class RankRecord {
   // another module, or gradients are kept that were not recorded.
   bool read(int64_t steps, const std::optional<std::string>& kept);
   void restore_wrappers() const;
-  // Whether what read() has found was made after the last update.
+  // Whether what read() has found was made after the last update, and how many
+  // calls were completed then.
   bool is_after_update() const { return moment_ == Moment::begun; }
+  int64_t calls() const { return calls_; }
 
   // Gives the ranks the buffers and generators that load_snapshot() gives to
   // another number of ranks than has saved: the buffers of the first rank, and
   // generators that are seeded from that rank's. Collective. `failure`: why
   // this rank has no state; set if it gets none.
-  void take_first(int64_t steps, std::exception_ptr& failure);
+  void take_first(int64_t steps, int64_t calls, std::exception_ptr& failure);
 
  private:
   std::vector<at::Tensor> buffers() const;
@@ -80,6 +83,7 @@ class RankRecord {
   // As read() has found them.
   std::string wrappers_{};
   Moment moment_ = Moment::begun;
+  int64_t calls_ = 0;
 };
 
 }  // namespace lockstep::internal

@@ -507,14 +507,23 @@ TEST_F(Healing, AnUpdateThatDrawsRandomNumbers) {
               {"draws=1"});
 }
 
+TEST_F(Healing, FunctionsAloneThatDrawRandomNumbers) {
+  expect_same(3, "1@5:top,0@8:next,2@8:forward,0@12:next,1@14:computed", 5,
+              {"draws=2", "calls=1"});
+}
+
 // Nobody knows what the rank would have drawn.
-TEST_F(Healing, AllRestartInAnUpdateThatDrawsRandomNumbers) {
-  const auto training =
-      train("training", 2, {"draws=1", "snapshot=5", "kill=1@7:updated"});
-  EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
-  EXPECT_THAT(training.ended.err,
-              HasSubstr("was lost in an update that draws random numbers"));
-  EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
+TEST_F(Healing, AllRestartInAFunctionThatDrawsRandomNumbers) {
+  const std::pair<std::string, Arguments> functions[] = {
+      {"update", {"draws=1", "snapshot=5", "kill=1@7:updated"}},
+      {"alone", {"draws=2", "calls=1", "snapshot=5", "kill=1@7:top_done"}}};
+  for (const auto& [name, arguments] : functions) {
+    const auto training = train(name, 2, arguments);
+    EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
+    EXPECT_THAT(training.ended.err,
+                HasSubstr("was lost in a function that draws random numbers"));
+    EXPECT_THAT(training.ended.err, HasSubstr("restarting all"));
+  }
 }
 
 TEST_F(Healing, AllRestartIfARankEndsWell) {
@@ -569,29 +578,50 @@ TEST_F(Healing, MistakesAreNamed) {
 // between the hosts.
 class HealingHosts : public Healing {
  protected:
-  Training train_on_hosts(const std::string& name, const Arguments& arguments) {
-    const auto folder = scratch() / name;
-    fs::create_directories(folder);
-    std::vector<std::unique_ptr<RunningProgram>> hosts;
+  // The first two take part at once, and all others are spare.
+  void start_hosts(const std::string& name, const Arguments& arguments,
+                   int count = 2, const Arguments& options = {}) {
+    folder_ = scratch() / name;
+    fs::create_directories(folder_);
+    hosts_.clear();
     const auto port = free_port();
-    for (int host = 0; host < 2; ++host) {
-      const auto all =
-          with(with(fixed(port, 2, host),
-                    {"--heal", "--standby=1", "--nproc-per-node=2",
-                     "--max-restarts=1000", trainer_, folder.string()}),
-               arguments);
-      hosts.push_back(start(
-          all, {.environment = {"OMP_NUM_THREADS=1",
-                                "LOCKSTEP_HOST_ID=" + std::to_string(host)}}));
+    for (int host = 0; host < count; ++host) {
+      const Arguments role = {host < 2 ? "--node-rank=" + std::to_string(host)
+                                       : "--spare"};
+      const Arguments program = {trainer_, folder_.string()};
+      const Arguments all = {"--nnodes=2",
+                             "--master-addr=127.0.0.1",
+                             "--master-port=" + std::to_string(port),
+                             "--heal",
+                             "--standby=1",
+                             "--nproc-per-node=2",
+                             "--max-restarts=1000"};
+      hosts_.push_back(
+          start(with(with(with(with(all, role), options), program), arguments),
+                {.environment = {"OMP_NUM_THREADS=1",
+                                 "LOCKSTEP_HOST_ID=" + std::to_string(host)}}));
     }
+  }
+
+  // `lost`: a host that does not end well; -1 if all do.
+  Training finish_hosts(int lost = -1) {
     ProgramResult ended;
-    for (const auto& host : hosts) {
+    for (const auto& host : hosts_) {
       const ProgramResult one = host->finish(seconds(180));
-      ended.exit_code = std::max(ended.exit_code, one.exit_code);
       ended.out += one.out;
       ended.err += one.err;
+      if (lost >= 0 && host == hosts_[static_cast<size_t>(lost)]) {
+        EXPECT_NE(one.exit_code, 0) << one.err;
+        continue;
+      }
+      ended.exit_code = std::max(ended.exit_code, one.exit_code);
     }
-    return result_of(folder, 4, ended);
+    return result_of(folder_, 4, ended);
+  }
+
+  Training train_on_hosts(const std::string& name, const Arguments& arguments) {
+    start_hosts(name, arguments);
+    return finish_hosts();
   }
 
   void expect_same_on_hosts(const std::string& kills, int deaths,
@@ -606,6 +636,9 @@ class HealingHosts : public Healing {
     EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
     EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
   }
+
+  fs::path folder_;
+  std::vector<std::unique_ptr<RunningProgram>> hosts_{};
 };
 
 TEST_F(HealingHosts, RanksDie) {
@@ -614,6 +647,58 @@ TEST_F(HealingHosts, RanksDie) {
 
 TEST_F(HealingHosts, RanksOfADividedTrainingDie) {
   expect_same_on_hosts("3@2:backward,0@5:update,1@8:updated", 3, {"own=1"});
+}
+
+// A host is lost with its agent, and a spare one takes its place.
+TEST_F(HealingHosts, OneIsLost) {
+  const auto undisturbed = train_on_hosts("undisturbed", {"model=plain"});
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  for (const std::string kills : {"2@5:agent", "3@0:agent"}) {
+    start_hosts("healed" + kills, {"model=plain", "kill=" + kills}, 3);
+    const auto healed = finish_hosts(/*lost=*/1);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+    EXPECT_EQ(healed.begun, 6) << healed.ended.out;
+    EXPECT_THAT(healed.ended.err,
+                ContainsRegex("lockstep: healed in .*node 1 .*was lost"));
+    EXPECT_THAT(healed.ended.err, HasSubstr("this node takes its place"));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  }
+}
+
+// The state that only the lost ranks had is lost.
+TEST_F(HealingHosts, AllRestartIfOneOfADividedTrainingIsLost) {
+  start_hosts("healed", {"model=plain", "own=1", "kill=2@5:agent"}, 3);
+  const auto restarted = finish_hosts(/*lost=*/1);
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  EXPECT_THAT(restarted.ended.err,
+              HasSubstr("the ranks have no copies of their states after the "
+                        "same step"));
+  EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all"));
+}
+
+// All that runs on a host is stopped, so that no connection is closed. When it
+// comes back another one has its place.
+TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
+  const Arguments arguments = {"model=plain", "epochs=10", "pause=50"};
+  const auto undisturbed = train_on_hosts("undisturbed", arguments);
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  start_hosts("healed", with(arguments, {"kill=3@5:node"}), 3,
+              {"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"});
+  hosts_[0]->await_error("lockstep: healed in");
+  const std::string worker = read_file(folder_ / "killed-0");
+  std::istringstream stat(read_file("/proc/" + worker + "/stat"));
+  std::string word;
+  for (int field = 0; field < 4; ++field) stat >> word;
+  ASSERT_EQ(::kill(std::stoi(worker), SIGCONT), 0);
+  ASSERT_EQ(::kill(std::stoi(word), SIGCONT), 0);
+  const auto healed = finish_hosts(/*lost=*/1);
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_THAT(
+      healed.ended.err,
+      HasSubstr("was given up as lost, and the job goes on without it"));
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
 }
 
 TEST_F(Healing, AccumulatedGradientsBeginAgain) {

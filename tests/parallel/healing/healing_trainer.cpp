@@ -14,7 +14,8 @@
 //   zero=1       the optimizer is a ZeroRedundancyOptimizer
 //   own=1        an item is per_rank()
 //   sum=1        the update ends with a collective
-//   draws=1      the update draws a random number and changes buffers
+//   draws=1      the update draws a random number and changes buffers; 2: so do
+//                the functions of calls=1, and the update does not
 //   pairs=1      two batches a step, each from a call of next()
 //   leave=N      leaves the loop over the loader after each N steps
 //   calls=1      also calls run() before each loop, before each step, after the
@@ -33,8 +34,10 @@
 //                stepped (before the update's collective), updated, snapshot;
 //                or joining, of a process that takes a place; throws, for an
 //                exception in forward; exits, for exit code 0 there; stop, for
-//                SIGSTOP there. With own=1 also recording, while the state is
-//                copied after the update, and recorded, when it has been
+//                SIGSTOP there; agent, for SIGKILL to the agent there; node,
+//                for SIGSTOP to the agent and all its workers. With own=1 also
+//                recording, while the state is copied after the update, and
+//                recorded, when it has been
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/activation.h>
@@ -204,6 +207,8 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     kills.at(state.step, "throws");
     kills.at(state.step, "exits");
     kills.at(state.step, "stop");
+    kills.at(state.step, "agent");
+    kills.at(state.step, "node");
     at::Tensor loss;
     {
       const Autocast autocast(at::kCPU, at::kBFloat16, kind == "scaled");
@@ -212,6 +217,13 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
       loss = torch::mse_loss(output, batch.target) * share;
     }
     scaler.scale(loss).backward();
+  };
+  const auto draw = [&] {
+    const at::NoGradGuard no_grad;
+    const at::Tensor drawn = at::rand({1});
+    for (at::Tensor& buffer : model->buffers()) {
+      if (buffer.is_floating_point()) buffer.add_(drawn);
+    }
   };
   const auto update = [&] {
     kills.at(state.step, "update");
@@ -224,13 +236,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     scheduler.step();
     average.update_parameters(model);
     if (state.items.contains("own")) own.update();
-    if (number("draws", 0) != 0) {
-      const at::NoGradGuard no_grad;
-      const at::Tensor drawn = at::rand({1});
-      for (at::Tensor& buffer : model->buffers()) {
-        if (buffer.is_floating_point()) buffer.add_(drawn);
-      }
-    }
+    if (number("draws", 0) == 1) draw();
     ++state.step;
     kills.at(state.step, "stepped");
     if (number("sum", 0) != 0) {
@@ -246,6 +252,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
       if (number("calls", 0) == 0) return;
       training.run([&] {
         kills.at(state.step, moment);
+        if (number("draws", 0) == 2) draw();
         auto sum = at::full({2}, static_cast<double>(state.epochs_run));
         all_reduce(sum);
         kills.at(state.step, moment + "_done");

@@ -42,12 +42,26 @@ class Kills {
       if (std::filesystem::exists(mark)) continue;
       std::ofstream(mark) << getpid();
       if (moment == "exits") std::exit(0);
+      // The kernel then ends the agent's workers.
+      if (moment == "agent") ::kill(::getppid(), SIGKILL);
       if (moment == "throws") throw std::runtime_error("a mistake of the user");
+      if (moment == "node") return stop_node();
       ::raise(moment == "stop" ? SIGSTOP : SIGKILL);
     }
   }
 
  private:
+  // As if the host had no power: nothing of it says anything or is closed.
+  static void stop_node() {
+    const std::string agent = std::to_string(::getppid());
+    std::ifstream workers("/proc/" + agent + "/task/" + agent + "/children");
+    ::kill(::getppid(), SIGSTOP);
+    for (pid_t one; workers >> one;) {
+      if (one != ::getpid()) ::kill(one, SIGSTOP);
+    }
+    ::raise(SIGSTOP);
+  }
+
   std::filesystem::path folder_;
   std::vector<std::string> list_{};
 };
