@@ -743,10 +743,8 @@ void set_spare(const RunArguments& arguments, RunOptions& options) {
         arguments.nnodes + "; of MIN:MAX nodes each takes part");
   }
   if (arguments.rdzv_backend != "lockstep") {
-    throw std::invalid_argument(
-        "--spare needs --rdzv-backend=lockstep, and "
-        "that is " +
-        arguments.rdzv_backend);
+    throw std::invalid_argument("--spare needs --rdzv-backend=lockstep, and " +
+                                arguments.rdzv_backend + " was given");
   }
   if (!arguments.node_rank.empty()) {
     throw std::invalid_argument(

@@ -504,7 +504,7 @@ TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
   }
   EXPECT_EQ(nodes[2]->out(), "");
   EXPECT_THAT(nodes[2]->err(),
-              HasSubstr("the job has ended, and no node was lost\n"));
+              HasSubstr("has not needed this spare node\n"));
 }
 
 TEST_F(HealingNodes, ASpareNodeWithOtherOptionsIsRefused) {

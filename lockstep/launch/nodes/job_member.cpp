@@ -523,7 +523,7 @@ std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
     } catch (const JobClosed&) {
       if (!told) throw;
       Verdict verdict;
-      verdict.text = "the job has ended, and no node was lost";
+      verdict.text = "the job has ended, and has not needed this spare node";
       post(verdict);
       return std::nullopt;
     }
