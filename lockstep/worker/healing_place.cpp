@@ -64,8 +64,10 @@ GenerationNotice generation_notice_of(const std::string& text) {
   return notice;
 }
 
-std::string training_ended_key() {
-  return "heal/" + std::to_string(own_attempt()) + "/ended";
+std::string training_ended_key() { return training_ended_key(own_attempt()); }
+
+std::string training_ended_key(int attempt) {
+  return "heal/" + std::to_string(attempt) + "/ended";
 }
 
 FileDescriptor take_place_memory() {

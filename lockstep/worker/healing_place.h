@@ -99,7 +99,8 @@ void tell_agent_heals(bool heals, const std::string& why_whole = {});
 
 // ---- The agent's side ----
 
-// Returns the same for the workers of another attempt.
+// Return the same for the workers of another attempt.
 std::string generation_key(int attempt, int generation);
+std::string training_ended_key(int attempt);
 
 }  // namespace lockstep::internal

@@ -92,6 +92,10 @@ TEST(JobView, ShortOperationsLeaveRoomForMoreColumns) {
   EXPECT_THAT(table.left_out, Contains("snapshot"));
 }
 
+TEST(JobView, AJobWithoutWorkersHasTitles) {
+  EXPECT_THAT(table_of(view_of_ranks(0), {}).lines[0].text, HasSubstr("rank"));
+}
+
 TEST(JobView, ColumnsDoNotBecomeNarrowerFromPictureToPicture) {
   JobView view = view_of_ranks(1);
   std::vector<size_t> widths;

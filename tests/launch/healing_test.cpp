@@ -452,6 +452,33 @@ TEST_F(HealingNodes, EachHealsItsOwnWorkers) {
   EXPECT_THAT(nodes[1]->err(), HasSubstr("restarts used 2 of 2\n"));
 }
 
+// The only worker of a node waits for the announcement when the host of the
+// store is lost.
+TEST_F(HealingNodes, ANodeThatHealsEndsWithTheStore) {
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (const int node : {0, 1}) {
+    nodes.push_back(start(with(meeting(endpoint(), 2, node),
+                               {"--heal", "--standby=1", "--max-restarts=2",
+                                kRank, "heals", scratch().string()})));
+    if (node == 0) await_store();
+  }
+  std::vector<pid_t> workers;
+  for (const auto& node : nodes) {
+    node->await_output(" generation 0 ");
+    const std::string line = lines(node->out()).front();
+    workers.push_back(std::stoi(line.substr(line.find("pid ") + 4)));
+  }
+  const pid_t agent = std::stoi(stat_fields(workers[0]).at(3));
+  ASSERT_EQ(::kill(agent, SIGSTOP), 0);
+  ASSERT_EQ(::kill(workers[1], SIGKILL), 0);
+  std::this_thread::sleep_for(milliseconds(200));
+  ASSERT_EQ(::kill(agent, SIGKILL), 0);
+  const auto result = nodes[1]->finish();
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("was lost, and with it the agents' store"));
+  EXPECT_THAT(result.err, Not(HasSubstr(kNotHealed)));
+}
+
 // A node is lost with its agent, twice.
 TEST_F(HealingNodes, ASpareNodeTakesThePlaceOfALostOne) {
   const std::vector<std::string> options = {
@@ -504,7 +531,7 @@ TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
   }
   EXPECT_EQ(nodes[2]->out(), "");
   EXPECT_THAT(nodes[2]->err(),
-              HasSubstr("has not needed this spare node\n"));
+              HasSubstr("the job has ended well without this node\n"));
 }
 
 TEST_F(HealingNodes, ASpareNodeWithOtherOptionsIsRefused) {

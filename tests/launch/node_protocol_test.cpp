@@ -512,11 +512,81 @@ TEST_F(SpareNodeTest, IsOfUseAtARestartIfARankCannotBeHealed) {
   EXPECT_EQ(membership.round, 1);
 }
 
-TEST_F(SpareNodeTest, WithOtherWorkersIsRefused) {
-  lose_node_one(/*spare_workers=*/2);
-  agents_[2].join();
-  agents_[2].offer_round(0, {});
-  EXPECT_THROW(agents_[2].take_plan(), JobRefused);
+TEST_F(SpareNodeTest, WithWorkersThatNoNodeHasIsRefused) {
+  healing_agent(0).join();
+  healing_agent(1).join();
+  agents_[0].offer_round(0, {"192.0.2.1", 4000});
+  agents_[1].offer_round(0, {});
+  EXPECT_THAT(refusal(healing_agent({}, 2)),
+              HasSubstr("nodes of this job have 1 worker of role default, and "
+                        "this spare node has 2 workers"));
+}
+
+TEST_F(SpareNodeTest, WithOtherWorkersThanTheLostOneIsRefused) {
+  healing_agent(0, 2).join();
+  healing_agent(1).join();
+  auto& spare = healing_agent({}, 2);
+  agents_[0].offer_round(0, {"192.0.2.1", 4000});
+  agents_[1].offer_round(0, {});
+  for (const int rank : {0, 1}) {
+    ASSERT_TRUE(agents_[rank].take_plan());
+    agents_[rank].beat(now_);
+    agents_[rank].report_healing();
+  }
+  EXPECT_THROW(spare.join(), RankTaken);
+  accepted_.erase("agent 1");
+  pass(1000);
+  spare.join();
+  spare.offer_round(0, {});
+  EXPECT_THROW(spare.take_plan(), JobRefused);
+}
+
+// The place of the other lost node is free when the first spare one offers.
+TEST_F(SpareNodeTest, TwoTakeThePlacesOfTwoLostAtOnce) {
+  const auto three = [&](std::optional<int> rank) -> NodeProtocol& {
+    auto one = node(3, rank, 1);
+    one.hosts_store = rank == 0;
+    one.heals = true;
+    one.is_spare = !rank;
+    one.max_restarts = 3;
+    one.connection = "agent " + std::to_string(agents_.size());
+    accepted_.insert(one.connection);
+    return agents_.emplace_back(store_, one, [this] { return accepted_; });
+  };
+  for (const int rank : {0, 1, 2}) three(rank).join();
+  offer(0);
+  for (auto& one : agents_) {
+    ASSERT_TRUE(one.take_plan());
+    one.beat(now_);
+    one.report_healing();
+  }
+  for (int spare = 0; spare < 2; ++spare) {
+    EXPECT_THROW(three({}).join(), RankTaken);
+  }
+  accepted_.erase("agent 1");
+  accepted_.erase("agent 2");
+  pass(1000);
+  for (const int spare : {3, 4}) {
+    agents_[spare].join();
+    agents_[spare].offer_round(0, {});
+    const auto plan = agents_[spare].take_plan();
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(plan->place.first_rank, spare - 2);
+  }
+  EXPECT_FALSE(agents_[0].take_verdict());
+}
+
+// A node comes while a round ends, before it knows that.
+TEST_F(NodeProtocolTest, AVerdictIsGivenOnceAlsoBeforeTheOffer) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].depart();
+  auto& replacement = agent(node(2));
+  EXPECT_EQ(replacement.join().round, 0);
+  agents_[0].propose(0, failed(1, 7));
+  EXPECT_TRUE(replacement.take_verdict());
+  replacement.offer_round(0, {});
+  EXPECT_FALSE(replacement.take_verdict());
 }
 
 TEST_F(SpareNodeTest, IsAwaitedUntilItKnowsThatTheJobHasEnded) {

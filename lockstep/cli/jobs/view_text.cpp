@@ -237,13 +237,15 @@ std::vector<ViewLine> head_lines(const JobView& view) {
 WorkerTable worker_table(const JobView& view, const TableLayout& layout,
                          std::vector<size_t>& widths) {
   widths.resize(kColumns.size());
+  for (size_t i = 0; i < kColumns.size(); ++i) {
+    widths[i] = std::max(widths[i], std::string_view(kColumns[i].title).size());
+  }
   std::vector<std::vector<std::string>> cells;
   for (const WorkerView& worker : view.workers) {
     auto& row = cells.emplace_back();
     for (size_t i = 0; i < kColumns.size(); ++i) {
       row.push_back(shown_line(kColumns[i].text(worker)));
-      widths[i] = std::max({widths[i], row[i].size(),
-                            std::string_view(kColumns[i].title).size()});
+      widths[i] = std::max(widths[i], row[i].size());
     }
   }
   const auto fits = fitting(view, widths, layout.most_characters);

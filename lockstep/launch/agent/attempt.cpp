@@ -94,10 +94,14 @@ int Attempt::take_lost_places() {
   // The node may have been lost before, for the same reason.
   const int first = look_for_generations() + 1;
   try {
+    const auto deadline = Deadline::after(kLostNodeAllowance);
+    WorkerStoreLink link(store_socket_, deadline);
+    if (link.check({training_ended_key(plan_.restarts_used)}, deadline)) {
+      throw NotHealed("a rank has ended its training");
+    }
     Announcement announcement(store_socket_, plan_.restarts_used, first,
                               workers.max_restarts - plan_.restarts_used,
                               std::move(notice));
-    const auto deadline = Deadline::after(kLostNodeAllowance);
     auto state = announcement.look();
     while (state == Announcement::State::asked && !deadline.expired()) {
       pollfd entry{announcement.fd(), POLLIN, 0};

@@ -322,10 +322,12 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   if (round_.plan) round_.plan->line.reset();
 }
 
-// So that a node may be replaced. The lost one had told it for this node.
+// Tells it once, so that a node may be replaced. A lost one had told it for the
+// node that has its place.
 void LocalAgent::tell_of_healing() {
   if (!job_ || !options_.workers.heals || round_.has_told_of_healing ||
-      !round_.plan->lost_node.empty() || !attempt_->workers().all_heal()) {
+      !round_.plan->lost_node.empty() ||
+      !attempt_->workers().all_heal_fully()) {
     return;
   }
   round_.has_told_of_healing = true;
@@ -526,8 +528,9 @@ std::optional<int> LocalAgent::end_round() {
   const bool last = ending_signal_ != 0 || ended;
   const bool failed =
       round_.verdict && round_.verdict->kind == Verdict::Kind::failed;
-  // An elastic node may have waited while the others ran.
-  const bool took_part = !job_ || !job_->elastic() || round_.plan;
+  // An elastic node, or a spare one, may have waited while the others ran.
+  const bool took_part =
+      !job_ || (!job_->elastic() && !job_->is_spare()) || round_.plan;
   std::string text;
   if (failed && took_part) {
     text = describe_failure();
@@ -806,7 +809,7 @@ void LocalAgent::obey_verdict() {
     // The verdict that this node proposed for its own signal comes back too.
     if (ending_signal_ == 0)
       stop_by_signal(round_.verdict->signal, round_.verdict->text);
-  } else if (running() > 0 && !attempt_->stopping()) {
+  } else if (attempt_ && attempt_->goes_on() && !attempt_->stopping()) {
     // If no node was lost, the program can still save a last snapshot.
     if (round_.verdict->kind == Verdict::Kind::node_leaves ||
         round_.verdict->kind == Verdict::Kind::node_waits) {
@@ -862,8 +865,9 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   ending_signal_ = signal;
   if (running() == 0) {
     if (job_)
-      report_(text +
-              (leaves_ ? " makes this node leave the job" : " ends the job"));
+      report_(text + (leaves_ ? " makes this node leave the job"
+                      : job_->is_spare() && !joined_ ? " ends this spare node"
+                                                     : " ends the job"));
     return;
   }
   if (attempt_->stopping()) return attempt_->end_sparing();

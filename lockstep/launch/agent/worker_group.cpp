@@ -287,8 +287,10 @@ std::vector<int> WorkerGroup::lost() const {
   return all;
 }
 
-bool WorkerGroup::all_heal() const {
-  return std::ranges::all_of(workers_, &Worker::heals);
+bool WorkerGroup::all_heal_fully() const {
+  return std::ranges::all_of(workers_, [](const Worker& worker) {
+    return worker.heals && worker.why_whole.empty();
+  });
 }
 
 std::optional<std::string> WorkerGroup::why_not_healed() {

@@ -122,8 +122,9 @@ class WorkerGroup {
 
   // The next nine are for a job that heals, before settle().
 
-  // Returns whether all workers have said that their training can be healed.
-  bool all_heal() const;
+  // Returns whether all workers have said that their training can be healed,
+  // also without what only other ranks have.
+  bool all_heal_fully() const;
   // Returns the local ranks of the workers that failed and are not replaced.
   std::vector<int> lost() const;
   // Returns why no process may take the places of lost() workers while the

@@ -522,9 +522,11 @@ std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
       protocol.await_free_rank(kLongestWait, wake_fd_.get());
     } catch (const JobClosed&) {
       if (!told) throw;
-      Verdict verdict;
-      verdict.text = "the job has ended, and has not needed this spare node";
-      post(verdict);
+      post(protocol.last_verdict());
+      return std::nullopt;
+    } catch (const AgentStoreError& error) {
+      if (!told) throw;
+      post_end(kSystemError, describe_lost_store(error));
       return std::nullopt;
     }
   }

@@ -104,6 +104,7 @@ class JobMember {
 
   // Whether nodes may come and go.
   bool elastic() const { return options_.node.elastic(); }
+  bool is_spare() const { return options_.node.is_spare; }
   ChangeLimits limits() const { return options_.node.limits(); }
   // Whether the job goes on at another store if this one is lost.
   bool may_move() const { return endpoints_.size() > 1; }
@@ -127,8 +128,8 @@ class JobMember {
   // Offers this node for `round`, whose plan then comes as an event. Only after
   // `Joined`.
   void offer_round(int round, RoundOffer offer);
-  // Reports that every worker of this node can be healed; that every one has
-  // ended well.
+  // Reports that every worker of this node can be healed
+  // (NodeProtocol::report_healing()); that every one has ended well.
   void report_healing();
   void report_success();
   // See NodeProtocol::ask_for_cause().

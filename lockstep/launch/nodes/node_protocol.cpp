@@ -49,6 +49,11 @@ std::string loss_leaf(int node_rank) {
   return "lost/" + std::to_string(node_rank);
 }
 
+std::string workers_text(int workers, const std::string& role) {
+  return std::to_string(workers) +
+         (workers == 1 ? " worker of role " : " workers of role ") + role;
+}
+
 [[noreturn]] void refuse_record(const std::string& where) {
   throw ForeignRecord(
       "the agents' store holds a record at " + where +
@@ -240,11 +245,35 @@ void NodeProtocol::wait_as_spare() {
     store_.set(spare_key_, self_.connection);
   }
   if (!has_begun()) throw RankTaken("the job has not begun");
+  const std::string where = round_key(first_round_, "plan");
+  const Record plan(where, store_.get(where).value_or(""));
+  std::string nodes;
+  for (const Record& run : plan.list("nodes")) {
+    const int workers = run.number("nproc_per_node", 1, kMostWorkers);
+    if (workers == self_.nproc_per_node &&
+        run.text("role") == as_recorded(self_.role)) {
+      return;
+    }
+    nodes = workers_text(workers, run.text("role"));
+  }
+  refuse_workers("nodes of this job have " + nodes);
+}
+
+void NodeProtocol::refuse_workers(const std::string& of_others) const {
+  throw JobRefused(of_others + ", and this spare node has " +
+                   workers_text(self_.nproc_per_node, self_.role) +
+                   "; give all nodes the same --nproc-per-node and --role");
 }
 
 void NodeProtocol::await_free_rank(std::chrono::milliseconds allowed,
                                    int wake_fd) {
   store_.await_change({kVacancies, kClosed}, allowed, wake_fd);
+}
+
+Verdict NodeProtocol::last_verdict() {
+  const std::string where = round_key(current_round().round, "verdict");
+  const auto text = store_.get(where);
+  return text ? parse_verdict(where, *text) : Verdict{};
 }
 
 // On the host of the store.
@@ -482,7 +511,11 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   }
   // Tells a replacement for a lost node which round to join.
   if (round > 0) store_.set(kRound, dump(json{{"number", round}}));
-  if (round != round_) changes_ = next_changes_;
+  if (round != round_) {
+    changes_ = next_changes_;
+    question_given_ = false;
+    verdict_given_ = false;
+  }
   round_ = round;
   offered_ = true;
   came_late_ = self_.elastic() && store_.check(round_key(round, "plan"));
@@ -490,8 +523,6 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   excluded_ = false;
   plan_given_ = false;
   lost_.clear();
-  question_given_ = false;
-  verdict_given_ = false;
   store_.set(round_key(round, "node/" + std::to_string(node_rank_)),
              dump(json{{"id", self_.id},
                        {"place", last_place_},
@@ -501,7 +532,10 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
                        {"master_addr", offer.master_addr},
                        {"master_port", offer.master_port}}));
   const int64_t offers = store_.add(round_key(round, "offers"), 1);
-  if (!self_.elastic() && offers >= self_.nnodes) propose_plan();
+  if (!self_.elastic() && offers >= self_.nnodes &&
+      !store_.check(round_key(round, "plan"))) {
+    propose_plan();
+  }
 }
 
 // The node that offers last writes one plan for all, so that the cost of a
@@ -577,11 +611,9 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
     rank += run.nodes;
     // The plan may be that of a lost node whose place this one has taken.
     if (is_own && (run.workers != self_.nproc_per_node || !same_role)) {
-      throw JobRefused(
-          "node " + std::to_string(node_rank_) + " was lost, which had " +
-          std::to_string(run.workers) + " workers of role " + run.role +
-          ", and this spare node has " + std::to_string(self_.nproc_per_node) +
-          " of role " + self_.role + "; give all nodes the same");
+      refuse_workers("node " + std::to_string(node_rank_) +
+                     " was lost, which had " +
+                     workers_text(run.workers, run.role));
     }
   }
   const std::string lost = round_key(round_, loss_leaf(node_rank_));
@@ -883,14 +915,25 @@ void NodeProtocol::look_for_replacements(Clock::time_point now) {
   }
 }
 
-// Whether the round goes on if this node of it is lost. A node that has
-// succeeded would be counted twice.
-bool NodeProtocol::goes_on_without(int node_rank) {
-  return self_.heals && !self_.elastic() && is_member(node_rank) && runs() &&
-         store_.add(round_key(round_, "heals"), 0) ==
-             static_cast<int64_t>(members_.size()) &&
-         store_.add(round_key(round_, "succeeded"), 0) == 0 &&
-         !store_.check(round_key(round_, "verdict")) && a_spare_waits();
+// Whether the round goes on if this node of it is lost; adds to `text` why not,
+// if a spare node waits. A node that has succeeded would be counted twice.
+bool NodeProtocol::goes_on_without(int node_rank, std::string& text) {
+  if (!self_.heals || self_.elastic() || !is_member(node_rank) || !runs() ||
+      store_.check(round_key(round_, "verdict")) || !a_spare_waits()) {
+    return false;
+  }
+  if (store_.add(round_key(round_, "heals"), 0) !=
+      static_cast<int64_t>(members_.size())) {
+    text +=
+        "; this is not healed: a rank has not said that its training can be, "
+        "or has state that no other rank has";
+    return false;
+  }
+  if (store_.add(round_key(round_, "succeeded"), 0) > 0) {
+    text += "; this is not healed: the workers of a node have ended";
+    return false;
+  }
+  return true;
 }
 
 std::optional<std::string> NodeProtocol::loss_of(
@@ -947,7 +990,7 @@ void NodeProtocol::give_up(int node_rank, const std::string& loss,
                 (round_ == 0 || store_.check(round_key(round_, "plan"))) &&
                 store_.check(
                     round_key(round_, "node/" + std::to_string(node_rank)));
-  if (takes_part && goes_on_without(node_rank)) {
+  if (takes_part && goes_on_without(node_rank, text)) {
     lost_[node_rank] = {.text = text, .until = now + kReplacedWithin};
     store_.set(round_key(round_, loss_leaf(node_rank)),
                dump(json{{"text", text}}));

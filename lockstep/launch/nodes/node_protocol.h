@@ -189,6 +189,8 @@ class NodeProtocol {
   // still wait for others; RankTaken; JobClosed. A spare node gets RankTaken
   // until it may take a rank.
   Membership join();
+  // Returns how the job has ended, for a spare node that got JobClosed.
+  Verdict last_verdict();
   // Waits until a rank may have become free for this spare node, or the job has
   // ended, at most for `allowed` or until `wake_fd` is readable.
   void await_free_rank(std::chrono::milliseconds allowed, int wake_fd);
@@ -229,7 +231,7 @@ class NodeProtocol {
   EarlierRounds earlier() const;
 
   // Reports that every worker of this node has said that its training can be
-  // healed.
+  // healed, also if what only some ranks have is lost.
   void report_healing();
   // Reports that every worker of this node has returned 0.
   void report_success();
@@ -326,9 +328,10 @@ class NodeProtocol {
   void end_forming_round(int round, const Verdict& verdict);
   void wait_as_spare();
   bool a_spare_waits();
-  bool goes_on_without(int node_rank);
+  bool goes_on_without(int node_rank, std::string& text);
   void look_for_replacements(Clock::time_point now);
   void require_own_rank();
+  [[noreturn]] void refuse_workers(const std::string& of_others) const;
   [[noreturn]] void refuse(const std::string& reason);
   [[noreturn]] void refuse_rank(const std::string& reason);
   void look_for_lost_nodes(Clock::time_point now);

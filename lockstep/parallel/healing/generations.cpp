@@ -68,6 +68,7 @@ std::vector<int> Generations::members(const GenerationNotice& notice) const {
 void Generations::look(bool joins) {
   if (is_superseded()) throw Superseded();
   if (joins && store_->check({training_ended_key()})) {
+    tell_agent_heals(false);  // another process would find the same
     throw std::runtime_error(
         "HealedTraining: this process takes the place of a rank that died, "
         "and another rank has ended its training meanwhile; all ranks begin "

@@ -671,10 +671,21 @@ TEST_F(HealingHosts, AllRestartIfOneOfADividedTrainingIsLost) {
   start_hosts("healed", {"model=plain", "own=1", "kill=2@5:agent"}, 3);
   const auto restarted = finish_hosts(/*lost=*/1);
   ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
-  EXPECT_THAT(restarted.ended.err,
-              HasSubstr("the ranks have no copies of their states after the "
-                        "same step"));
-  EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all"));
+  EXPECT_THAT(
+      restarted.ended.err,
+      HasSubstr("this is not healed: a rank has not said that its "
+                "training can be, or has state that no other rank has"));
+  EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
+}
+
+// The ranks of host 0 have ended when host 1 is lost.
+TEST_F(HealingHosts, AllRestartIfOneIsLostAtTheEnd) {
+  start_hosts("restarted", {"model=plain", "epochs=1", "kill=2@6:end"}, 3);
+  const auto restarted = finish_hosts(/*lost=*/1);
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
+  EXPECT_THAT(restarted.ended.err, Not(HasSubstr("restart 2")));
+  EXPECT_THAT(restarted.ended.err, Not(HasSubstr("healing 2")));
 }
 
 // All that runs on a host is stopped, so that no connection is closed. When it

@@ -35,7 +35,8 @@
 //                or joining, of a process that takes a place; throws, for an
 //                exception in forward; exits, for exit code 0 there; stop, for
 //                SIGSTOP there; agent, for SIGKILL to the agent there; node,
-//                for SIGSTOP to the agent and all its workers. With own=1 also
+//                for SIGSTOP to the agent and all its workers; end, for SIGKILL
+//                to the agent when the training has ended. With own=1 also
 //                recording, while the state is copied after the update, and
 //                recorded, when it has been
 
@@ -190,6 +191,11 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   const auto snapshots = folder / "snapshots/";
   if (number("snapshot", 0) != 0) load_snapshot(snapshots, state);
   if (groups_are_apart()) kills.at(0, "joining");
+  struct AtEnd {
+    ~AtEnd() { kills.at(state.step, "end"); }
+    const Kills& kills;
+    const TrainingState& state;
+  } const at_end{kills, state};
   HealedTraining training(state);
   std::optional<DistributedDataParallel<torch::nn::Sequential>> late;
   if (number("late", 0) != 0) late.emplace(model);
