@@ -534,6 +534,24 @@ TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
               HasSubstr("the job has ended well without this node\n"));
 }
 
+TEST_F(HealingNodes, ASpareNodeEndsWithTheStore) {
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (const int node : {0, 1, -1}) {
+    auto options = meeting(endpoint(), 2, node);
+    if (node < 0) options.push_back("--spare");
+    nodes.push_back(start(with(options, {"--max-restarts=1", "sh", "-c",
+                                         "echo agent $PPID; exec sleep 300"})));
+    if (node == 0) await_store();
+  }
+  nodes[2]->await_error("this spare node waits until a node is lost");
+  nodes[0]->await_output("agent ");
+  nodes[1]->await_output("agent ");
+  ASSERT_EQ(::kill(agent_of(*nodes[0]), SIGKILL), 0);
+  const auto result = nodes[2]->finish();
+  EXPECT_EQ(result.exit_code, 1) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the agents' store at "));
+}
+
 TEST_F(HealingNodes, ASpareNodeWithOtherOptionsIsRefused) {
   const auto refused = [&](std::vector<std::string> options) {
     options.insert(options.end(), {"--spare", "true"});

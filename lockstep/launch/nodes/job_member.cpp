@@ -516,10 +516,10 @@ std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
   while (!stopping()) {
     note_progress();
     try {
+      if (told) protocol.await_free_rank(kLongestWait, wake_fd_.get());
       return protocol.join();
     } catch (const RankTaken&) {
       if (!std::exchange(told, true)) post(SpareWaits{protocol.run_id()});
-      protocol.await_free_rank(kLongestWait, wake_fd_.get());
     } catch (const JobClosed&) {
       if (!told) throw;
       post(protocol.last_verdict());
