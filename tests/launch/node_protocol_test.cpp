@@ -541,7 +541,7 @@ TEST_F(SpareNodeTest, WithOtherWorkersThanTheLostOneIsRefused) {
   EXPECT_THROW(spare.take_plan(), JobRefused);
 }
 
-// The place of the other lost node is free when the first spare one offers.
+// The first spare one offers when the other has its rank and no offer yet.
 TEST_F(SpareNodeTest, TwoTakeThePlacesOfTwoLostAtOnce) {
   const auto three = [&](std::optional<int> rank) -> NodeProtocol& {
     auto one = node(3, rank, 1);
@@ -566,8 +566,8 @@ TEST_F(SpareNodeTest, TwoTakeThePlacesOfTwoLostAtOnce) {
   accepted_.erase("agent 1");
   accepted_.erase("agent 2");
   pass(1000);
+  for (const int spare : {3, 4}) agents_[spare].join();
   for (const int spare : {3, 4}) {
-    agents_[spare].join();
     agents_[spare].offer_round(0, {});
     const auto plan = agents_[spare].take_plan();
     ASSERT_TRUE(plan);
