@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
@@ -59,7 +60,8 @@ GenerationNotice generation_notice_of(const std::string& text) {
   std::string_view numbers = text;
   numbers.remove_prefix(notice.cause.size() + 1);
   const bool lost = numbers.starts_with(kLostRank);
-  numbers.remove_prefix(numbers.find_first_of("0123456789"));
+  numbers.remove_prefix(
+      std::min(numbers.find_first_of("0123456789"), numbers.size()));
   (lost ? notice.lost : notice.places) = read_numbers(numbers);
   return notice;
 }

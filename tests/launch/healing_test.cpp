@@ -395,7 +395,28 @@ TEST_F(Healing, OptionsWithWhichNoneCanBeHealedAreRefused) {
               HasSubstr("--heal=shrink is for one host, and --nnodes is 1:2"));
 }
 
-using HealingNodes = NodesTest;
+class HealingNodes : public NodesTest {
+ protected:
+  // Starts two nodes and a spare one that waits.
+  std::vector<std::unique_ptr<RunningProgram>> start_with_spare(
+      const std::string& script) {
+    std::vector<std::unique_ptr<RunningProgram>> nodes;
+    for (const int node : {0, 1, -1}) {
+      auto options = meeting(endpoint(), 2, node);
+      if (node < 0) options.push_back("--spare");
+      nodes.push_back(
+          start(with(options, {"--max-restarts=1", "sh", "-c", script})));
+      if (node == 0) await_store();
+    }
+    nodes[2]->await_error("this spare node waits until a node is lost");
+    return nodes;
+  }
+  // Returns the process of the worker that has printed the first line.
+  static pid_t first_worker(const RunningProgram& node) {
+    const std::string line = lines(node.out()).front();
+    return std::stoi(line.substr(line.find("pid ") + 4));
+  }
+};
 
 // The agents count generations together, and neither ends the other's workers.
 TEST_F(HealingNodes, EachHealsItsOwnWorkers) {
@@ -465,8 +486,7 @@ TEST_F(HealingNodes, ANodeThatHealsEndsWithTheStore) {
   std::vector<pid_t> workers;
   for (const auto& node : nodes) {
     node->await_output(" generation 0 ");
-    const std::string line = lines(node->out()).front();
-    workers.push_back(std::stoi(line.substr(line.find("pid ") + 4)));
+    workers.push_back(first_worker(*node));
   }
   const pid_t agent = std::stoi(stat_fields(workers[0]).at(3));
   ASSERT_EQ(::kill(agent, SIGSTOP), 0);
@@ -499,9 +519,8 @@ TEST_F(HealingNodes, ASpareNodeTakesThePlaceOfALostOne) {
     auto& spare = *nodes.back();
     spare.await_error("this spare node waits until a node is lost");
     const auto lost = nodes[static_cast<size_t>(generation)].get();
-    const std::string first = lines(lost->out()).front();
-    const pid_t worker = std::stoi(first.substr(first.find("pid ") + 4));
-    ASSERT_EQ(::kill(std::stoi(stat_fields(worker).at(3)), SIGKILL), 0);
+    const auto worker = stat_fields(first_worker(*lost));
+    ASSERT_EQ(::kill(std::stoi(worker.at(3)), SIGKILL), 0);
     EXPECT_EQ(lost->finish().exit_code, 137);
     const std::string number = std::to_string(generation);
     nodes[0]->await_output(" learns of generation " + number + ": node 1 (", 2);
@@ -517,15 +536,7 @@ TEST_F(HealingNodes, ASpareNodeTakesThePlaceOfALostOne) {
 }
 
 TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
-  std::vector<std::unique_ptr<RunningProgram>> nodes;
-  for (const int node : {0, 1, -1}) {
-    auto options = meeting(endpoint(), 2, node);
-    if (node < 0) options.push_back("--spare");
-    nodes.push_back(start(with(options, {"--max-restarts=1", "sh", "-c",
-                                         "echo begun; exec sleep 2"})));
-    if (node == 0) await_store();
-  }
-  nodes[2]->await_error("this spare node waits until a node is lost");
+  const auto nodes = start_with_spare("echo begun; exec sleep 2");
   for (const auto& node : nodes) {
     EXPECT_EQ(node->finish().exit_code, 0) << node->err();
   }
@@ -535,15 +546,7 @@ TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
 }
 
 TEST_F(HealingNodes, ASpareNodeEndsWithTheStore) {
-  std::vector<std::unique_ptr<RunningProgram>> nodes;
-  for (const int node : {0, 1, -1}) {
-    auto options = meeting(endpoint(), 2, node);
-    if (node < 0) options.push_back("--spare");
-    nodes.push_back(start(with(options, {"--max-restarts=1", "sh", "-c",
-                                         "echo agent $PPID; exec sleep 300"})));
-    if (node == 0) await_store();
-  }
-  nodes[2]->await_error("this spare node waits until a node is lost");
+  const auto nodes = start_with_spare("echo agent $PPID; exec sleep 300");
   nodes[0]->await_output("agent ");
   nodes[1]->await_output("agent ");
   ASSERT_EQ(::kill(agent_of(*nodes[0]), SIGKILL), 0);

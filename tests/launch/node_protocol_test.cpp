@@ -415,11 +415,12 @@ TEST_F(NodeProtocolTest, LostNodeIsReplacedInTheNextRound) {
   EXPECT_TRUE(replacement.absent_nodes().empty());
 }
 
-// Two nodes of a job that heals, and spare ones.
+// A job that heals, of two nodes if nothing else is said, and spare ones.
 class SpareNodeTest : public NodeProtocolTest {
  protected:
-  NodeProtocol& healing_agent(std::optional<int> rank, int workers = 1) {
-    auto one = node(2, rank, workers);
+  NodeProtocol& healing_agent(std::optional<int> rank, int workers = 1,
+                              int nnodes = 2) {
+    auto one = node(nnodes, rank, workers);
     one.hosts_store = rank == 0;
     one.heals = true;
     one.is_spare = !rank;
@@ -543,17 +544,9 @@ TEST_F(SpareNodeTest, WithOtherWorkersThanTheLostOneIsRefused) {
 
 // The first spare one offers when the other has its rank and no offer yet.
 TEST_F(SpareNodeTest, TwoTakeThePlacesOfTwoLostAtOnce) {
-  const auto three = [&](std::optional<int> rank) -> NodeProtocol& {
-    auto one = node(3, rank, 1);
-    one.hosts_store = rank == 0;
-    one.heals = true;
-    one.is_spare = !rank;
-    one.max_restarts = 3;
-    one.connection = "agent " + std::to_string(agents_.size());
-    accepted_.insert(one.connection);
-    return agents_.emplace_back(store_, one, [this] { return accepted_; });
-  };
-  for (const int rank : {0, 1, 2}) three(rank).join();
+  for (const int rank : {0, 1, 2}) {
+    healing_agent(rank, /*workers=*/1, /*nnodes=*/3).join();
+  }
   offer(0);
   for (auto& one : agents_) {
     ASSERT_TRUE(one.take_plan());
@@ -561,7 +554,8 @@ TEST_F(SpareNodeTest, TwoTakeThePlacesOfTwoLostAtOnce) {
     one.report_healing();
   }
   for (int spare = 0; spare < 2; ++spare) {
-    EXPECT_THROW(three({}).join(), RankTaken);
+    EXPECT_THROW(healing_agent({}, /*workers=*/1, /*nnodes=*/3).join(),
+                 RankTaken);
   }
   accepted_.erase("agent 1");
   accepted_.erase("agent 2");

@@ -509,8 +509,9 @@ bool JobMember::rejoin_the_others(NodeProtocol& protocol) {
   return move(protocol, std::move(verdict), *at);
 }
 
-// Blocks until this spare node has a rank; returns nothing if this agent ends
-// before that.
+// Blocks until this spare node has a rank; returns nothing if the job, the
+// store or this agent ends before that. A store that gives no answer is shut by
+// shut_if_silent().
 std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
   bool told = false;
   while (!stopping()) {

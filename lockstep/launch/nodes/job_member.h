@@ -49,7 +49,7 @@ struct Joined {
   std::string reachable_host{};  // this node's address for the others
   std::string master_addr{};     // for RoundOffer
 };
-// This agent is a spare one, and all nodes have come.
+// This agent is a spare one, and waits for a rank.
 struct SpareWaits {
   std::string run_id{};
 };

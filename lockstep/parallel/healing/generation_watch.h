@@ -14,7 +14,9 @@ namespace lockstep::internal {
 // In a job of several nodes, ends the collectives in which this rank waits for
 // ranks of a host that was lost: if it has no power, the connections to it stay
 // open until a collective's timeout. Once the next generation is announced, all
-// groups are aborted, in a thread of this object.
+// groups are aborted, in a thread of this object. The destructor and that of
+// Collectives block while it does so, or asks the store: 5 s at most for a
+// question. For the thread that trains.
 class GenerationWatch {
  public:
   explicit GenerationWatch(c10::intrusive_ptr<LauncherStore> store);
