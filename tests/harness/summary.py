@@ -1,19 +1,24 @@
 """Counts the cases that a run of the tests passed, failed and skipped.
 
-    summary.py RESULTS
+    summary.py BUILD
 
-RESULTS is the folder of GoogleTest's XML reports, a file for each program
+Reads GoogleTest's XML reports, a file for each program, in BUILD/test-results
 (cmake/LockstepTest.cmake); the JSON of GoogleTest 1.12 lacks the reasons.
-Prints the counts and, for each reason why cases were skipped, the programs and
-how many cases each. A program that crashed has written no report: ctest reports
-it. Python programs that crashed and were started again (python_peer.h) are
-listed at the end.
+Prints the counts; for each reason why cases were skipped, the programs and how
+many cases each; and why cases failed. Of a failed program without a report,
+because it crashed or is in Python, it prints the end of what ctest has logged.
+Python programs that crashed and were started again (python_peer.h) are listed
+at the end.
 """
 
 import collections
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree
+
+# How much of a failure is printed.
+LINES = 15
 
 
 def cases_of(report):
@@ -30,14 +35,36 @@ def reason_of(case):
     return "no reason given"
 
 
+def indented(lines):
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def programs_without_report(build, reported):
+    """Yields the failed programs that have none, with the end of their output."""
+    logs = build / "Testing" / "Temporary"
+    failed = logs / "LastTestsFailed.log"
+    if not failed.exists():
+        return
+    log = (logs / "LastTest.log").read_text(errors="replace")
+    for line in failed.read_text().splitlines():
+        name = line.partition(":")[2]
+        if name in reported:
+            continue
+        output = re.search(rf"^\d+/\d+ Testing: {re.escape(name)}$.*?^-{{58}}$(.*?)"
+                           r"^<end of output>$", log, re.DOTALL | re.MULTILINE)
+        yield name, output[1].strip().splitlines()[-LINES:] if output else []
+
+
 def counted(number, noun):
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def main():
+    build = pathlib.Path(sys.argv[1])
+    results = build / "test-results"
     passed, failed = 0, []
     skipped = collections.defaultdict(collections.Counter)
-    reports = sorted(pathlib.Path(sys.argv[1]).glob("*.xml"))
+    reports = sorted(results.glob("*.xml"))
     for report in reports:
         for case in cases_of(report):
             if case.get("status") != "run":
@@ -45,7 +72,9 @@ def main():
             if case.get("result") == "skipped":
                 skipped[reason_of(case)][report.stem] += 1
             elif case.find("failure") is not None:
-                failed.append(f"{report.stem}: {case.get('classname')}.{case.get('name')}")
+                text = case.find("failure").get("message", "").splitlines()
+                failed.append((f"{report.stem}: {case.get('classname')}.{case.get('name')}",
+                               text[:LINES]))
             else:
                 passed += 1
 
@@ -57,9 +86,10 @@ def main():
     for reason, programs in sorted(skipped.items()):
         names = ", ".join(f"{name} ({count})" for name, count in programs.items())
         print(f"  skipped: {reason}: {names}")
-    for name in failed:
-        print(f"  failed: {name}")
-    crashes = pathlib.Path(sys.argv[1]) / "python_crashes.txt"
+    failed += programs_without_report(build, {report.stem for report in reports})
+    for name, lines in failed:
+        print(f"  failed: {name}\n{indented(lines)}", end="")
+    crashes = results / "python_crashes.txt"
     for line in crashes.read_text().splitlines() if crashes.exists() else []:
         print(f"  {line}")
 

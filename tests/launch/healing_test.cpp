@@ -536,7 +536,10 @@ TEST_F(HealingNodes, ASpareNodeTakesThePlaceOfALostOne) {
 }
 
 TEST_F(HealingNodes, ASpareNodeEndsWithTheJob) {
-  const auto nodes = start_with_spare("echo begun; exec sleep 2");
+  const auto stop = scratch() / "stop";
+  const auto nodes = start_with_spare("until [ -e " + stop.string() +
+                                      " ]; do sleep 0.1; done");
+  std::ofstream(stop) << "\n";
   for (const auto& node : nodes) {
     EXPECT_EQ(node->finish().exit_code, 0) << node->err();
   }

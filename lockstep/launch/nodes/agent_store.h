@@ -163,4 +163,10 @@ std::unique_ptr<AgentStore> open_lockstep_store(
     const AgentStoreAddress& address);
 std::unique_ptr<AgentStore> open_c10d_store(const AgentStoreAddress& address);
 
+// Thrown if the store holds a record that no agent of this version wrote.
+class ForeignRecord : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
-#include "lockstep/base/shown_text.h"
+#include "lockstep/launch/nodes/node_records.h"
 #include "lockstep/launch/process/exit_code.h"
 
 namespace lockstep::internal {
@@ -21,166 +21,19 @@ constexpr milliseconds kLookInterval{500};
 // How often a node shows that it lives, so that it is silent for hardly longer
 // than the network is cut.
 constexpr milliseconds kBeatInterval{1000};
-// How long a spare node may take to come to the place of a lost one.
-constexpr milliseconds kReplacedWithin{10'000};
-constexpr int kMostNodes = 65536;
-constexpr int kMostWorkers = 4096;
 constexpr int kMostArrivals = 1 << 30;
-constexpr int kMostRounds = 1'000'000'000;
-constexpr size_t kLongestText = 4000;
 constexpr size_t kMostNamed = 8;
 constexpr size_t kNamedText = 500;
 
-const std::string kPrefix = "lockstep/";
-const std::string kJob = kPrefix + "job";
-const std::string kClosed = kPrefix + "closed";
-const std::string kStoreHost = kPrefix + "store_host";
-const std::string kRound = kPrefix + "round";
-const std::string kArrivals = kPrefix + "arrivals";
-const std::string kSpares = kPrefix + "spares";
-const std::string kVacancies = kPrefix + "vacancies";
-
-std::string key(const std::string& leaf, int node_rank) {
-  return kPrefix + leaf + "/" + std::to_string(node_rank);
-}
-
-// Where the host says that the round goes on without a node.
-std::string loss_leaf(int node_rank) {
-  return "lost/" + std::to_string(node_rank);
-}
+const std::string kJob = kStorePrefix + "job";
+const std::string kClosed = kStorePrefix + "closed";
+const std::string kStoreHost = kStorePrefix + "store_host";
+const std::string kRound = kStorePrefix + "round";
+const std::string kArrivals = kStorePrefix + "arrivals";
 
 std::string workers_text(int workers, const std::string& role) {
   return std::to_string(workers) +
          (workers == 1 ? " worker of role " : " workers of role ") + role;
-}
-
-[[noreturn]] void refuse_record(const std::string& where) {
-  throw ForeignRecord(
-      "the agents' store holds a record at " + where +
-      " that no agent of this version wrote; if another program "
-      "uses this endpoint, name another one");
-}
-
-// A record from the store. The store has no authentication, so every field is
-// checked.
-class Record {
- public:
-  Record(std::string where, const std::string& text)
-      : Record(std::move(where),
-               json::parse(text, nullptr, /*allow_exceptions=*/false)) {}
-
-  int number(const char* name, int lowest, int highest) const {
-    const auto found = json_.find(name);
-    if (found == json_.end() || !found->is_number_integer()) {
-      refuse_record(where_);
-    }
-    const auto value = found->get<int64_t>();
-    if (value < lowest || value > highest) refuse_record(where_);
-    return static_cast<int>(value);
-  }
-
-  std::string text(const char* name) const {
-    const auto found = json_.find(name);
-    if (found == json_.end() || !found->is_string()) refuse_record(where_);
-    return shown_line(found->get<std::string>().substr(0, kLongestText));
-  }
-
-  // Returns the records of an array.
-  std::vector<Record> list(const char* name) const {
-    const auto found = json_.find(name);
-    if (found == json_.end() || !found->is_array()) refuse_record(where_);
-    std::vector<Record> records;
-    for (const json& entry : *found) records.push_back(Record(where_, entry));
-    return records;
-  }
-
- private:
-  Record(std::string where, json record)
-      : where_(std::move(where)), json_(std::move(record)) {
-    if (!json_.is_object()) refuse_record(where_);
-  }
-
-  std::string where_;
-  json json_;
-};
-
-// Bytes that are not UTF-8 (a host's name may be anything) become replacement
-// characters.
-std::string dump(const json& record) {
-  return record.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-std::string dump(const Verdict& verdict) {
-  return dump(json{{"kind", static_cast<int>(verdict.kind)},
-                   {"node_rank", verdict.node_rank},
-                   {"exit_code", verdict.exit_code},
-                   {"signal", verdict.signal},
-                   {"restarts", verdict.changes.restarts},
-                   {"membership_changes", verdict.changes.membership_changes},
-                   {"text", verdict.text.substr(0, kLongestText)}});
-}
-
-ChangeCount changes_in(const Record& record) {
-  return {record.number("restarts", 0, kMostRounds),
-          record.number("membership_changes", 0, kMostRounds)};
-}
-
-Verdict parse_verdict(const std::string& where, const std::string& text) {
-  const Record record(where, text);
-  Verdict verdict;
-  verdict.kind = static_cast<Verdict::Kind>(
-      record.number("kind", 0, static_cast<int>(Verdict::kLastKind)));
-  verdict.node_rank = record.number("node_rank", -1, kMostNodes);
-  verdict.exit_code = record.number("exit_code", 0, 255);
-  verdict.signal = record.number("signal", 0, 64);
-  verdict.text = record.text("text");
-  verdict.changes = changes_in(record);
-  return verdict;
-}
-
-// The offer of a node for a round.
-struct Offer {
-  Candidate candidate{};
-  std::string id{};  // of its agent
-  int nproc_per_node = 1;
-  std::string role{};
-  std::string master_addr{};
-  int master_port = 0;
-};
-
-Offer parse_offer(int node_rank, const std::string& where,
-                  const std::string& text) {
-  const Record record(where, text);
-  return {.candidate = {.node_rank = node_rank,
-                        .last_place = record.number("place", -1, kMostNodes),
-                        .last_round = record.number("placed", -1, kMostRounds)},
-          .id = record.text("id"),
-          .nproc_per_node = record.number("nproc_per_node", 1, kMostWorkers),
-          .role = record.text("role"),
-          .master_addr = record.text("master_addr"),
-          .master_port = record.number("master_port", 0, 65535)};
-}
-
-// Returns the record of a round with these nodes, in the order of their places.
-std::string plan_text(const std::vector<Offer>& members) {
-  json nodes = json::array();
-  int next = -1;
-  for (const Offer& member : members) {
-    const int node_rank = member.candidate.node_rank;
-    if (node_rank == next && nodes.back()["role"] == member.role &&
-        nodes.back()["nproc_per_node"] == member.nproc_per_node) {
-      nodes.back()["count"] = nodes.back()["count"].get<int>() + 1;
-    } else {
-      nodes.push_back({{"first", node_rank},
-                       {"count", 1},
-                       {"nproc_per_node", member.nproc_per_node},
-                       {"role", member.role}});
-    }
-    next = node_rank + 1;
-  }
-  return dump(json{{"master_addr", members.front().master_addr},
-                   {"master_port", members.front().master_port},
-                   {"nodes", std::move(nodes)}});
 }
 
 // Returns "3" or "2:4", as --nnodes is written.
@@ -191,12 +44,6 @@ std::string range_text(int fewest, int most) {
 
 std::string limit_text(const std::optional<int>& limit) {
   return limit ? std::to_string(*limit) : "unlimited";
-}
-
-// Returns what Record::text() would read back for `text`, so that the two can
-// be compared.
-std::string as_recorded(const std::string& text) {
-  return Record("", dump(json{{"text", text}})).text("text");
 }
 
 }  // namespace
@@ -210,10 +57,6 @@ std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
   return "; the agent of " + name + " itself did not run for " +
          seconds_text(std::chrono::duration_cast<milliseconds>(pause)) +
          ", so that others may have given it up";
-}
-
-std::string NodeProtocol::round_key(int round, const std::string& leaf) const {
-  return kPrefix + "round/" + std::to_string(round) + "/" + leaf;
 }
 
 Membership NodeProtocol::join() {
@@ -240,15 +83,15 @@ Membership NodeProtocol::join() {
 // Throws RankTaken unless a rank may be free for this spare node.
 void NodeProtocol::wait_as_spare() {
   if (spare_key_.empty()) {
-    const int64_t number = store_.add(kSpares, 1) - 1;
-    spare_key_ = kPrefix + "spare/" + std::to_string(number);
+    const int64_t number = store_.add(kSparesKey, 1) - 1;
+    spare_key_ = kStorePrefix + "spare/" + std::to_string(number);
     store_.set(spare_key_, self_.connection);
   }
   if (!has_begun()) throw RankTaken("the job has not begun");
   const std::string where = round_key(first_round_, "plan");
-  const Record plan(where, store_.get(where).value_or(""));
+  const StoreRecord plan(where, store_.get(where).value_or(""));
   std::string nodes;
-  for (const Record& run : plan.list("nodes")) {
+  for (const StoreRecord& run : plan.list("nodes")) {
     const int workers = run.number("nproc_per_node", 1, kMostWorkers);
     if (workers == self_.nproc_per_node &&
         run.text("role") == as_recorded(self_.role)) {
@@ -267,7 +110,7 @@ void NodeProtocol::refuse_workers(const std::string& of_others) const {
 
 void NodeProtocol::await_free_rank(std::chrono::milliseconds allowed,
                                    int wake_fd) {
-  store_.await_change({kVacancies, kClosed}, allowed, wake_fd);
+  store_.await_change({kVacanciesKey, kClosed}, allowed, wake_fd);
 }
 
 Verdict NodeProtocol::last_verdict() {
@@ -276,24 +119,11 @@ Verdict NodeProtocol::last_verdict() {
   return text ? parse_verdict(where, *text) : Verdict{};
 }
 
-// On the host of the store.
-bool NodeProtocol::a_spare_waits() {
-  const int64_t spares = store_.add(kSpares, 0);
-  if (spares == 0 || !accepted_) return false;
-  const auto accepted = accepted_();
-  for (int64_t number = 0; number < spares; ++number) {
-    const auto connection =
-        store_.get(kPrefix + "spare/" + std::to_string(number));
-    if (connection && accepted.contains(*connection)) return true;
-  }
-  return false;
-}
-
 // Throws RankTaken if the round goes on without this node.
 void NodeProtocol::require_own_rank() {
   if (!self_.heals || !runs() ||
       !store_.check(round_key(round_, loss_leaf(node_rank_))) ||
-      store_.get(key("node", node_rank_)) == own_record()) {
+      store_.get(node_key("node", node_rank_)) == own_record()) {
     return;
   }
   throw RankTaken("node " + std::to_string(node_rank_) + " (" + self_.host +
@@ -321,7 +151,7 @@ void NodeProtocol::decline(const Verdict& verdict) {
   declined_ = true;
   job_nnodes_ = self_.nnodes;
   if (const auto job = store_.get(kJob)) {
-    const Record record(kJob, *job);
+    const StoreRecord record(kJob, *job);
     job_nnodes_ = record.number("nnodes", 1, kMostNodes);
     job_fewest_ = record.number("min_nodes", 1, job_nnodes_);
     first_round_ = record.number("first_round", 0, kMostRounds);
@@ -341,10 +171,10 @@ bool NodeProtocol::has_begun() {
 NodeProtocol::Start NodeProtocol::current_round() {
   Start start{.round = first_round_, .changes = self_.earlier.changes};
   if (const auto job = store_.get(kJob)) {
-    start.changes = changes_in(Record(kJob, *job));
+    start.changes = changes_in(StoreRecord(kJob, *job));
   }
   if (const auto text = store_.get(kRound)) {
-    start.round = Record(kRound, *text).number("number", 0, kMostRounds);
+    start.round = StoreRecord(kRound, *text).number("number", 0, kMostRounds);
     const std::string where = round_key(start.round - 1, "verdict");
     if (const auto verdict = store_.get(where)) {
       start.changes = parse_verdict(where, *verdict).changes;
@@ -362,7 +192,8 @@ NodeProtocol::Start NodeProtocol::current_round() {
 }
 
 std::string NodeProtocol::own_record() const {
-  return dump(json{{"host", self_.host}, {"pid", self_.pid}, {"id", self_.id}});
+  return record_text(
+      json{{"host", self_.host}, {"pid", self_.pid}, {"id", self_.id}});
 }
 
 void NodeProtocol::agree_on_job() {
@@ -380,7 +211,7 @@ void NodeProtocol::agree_on_job() {
       {"restarts", self_.earlier.changes.restarts},
       {"membership_changes", self_.earlier.changes.membership_changes},
       {"first_agent", me}};
-  const Record job(kJob, store_.set_if_absent(kJob, dump(own)));
+  const StoreRecord job(kJob, store_.set_if_absent(kJob, record_text(own)));
   job.number("version", kVersion, kVersion);
   job_nnodes_ = job.number("nnodes", 1, kMostNodes);
   job_fewest_ = job.number("min_nodes", 1, job_nnodes_);
@@ -420,23 +251,24 @@ void NodeProtocol::agree_on_job() {
 
 void NodeProtocol::claim_rank() {
   const std::string me = own_record();
-  const auto place = [](const Record& node) {
+  const auto place = [](const StoreRecord& node) {
     return node.text("host") + ", pid " +
            std::to_string(node.number("pid", 0, 1 << 30));
   };
   const std::string mine = self_.host + ", pid " + std::to_string(self_.pid);
   if (self_.node_rank) {
-    const std::string where = key("node", *self_.node_rank);
+    const std::string where = node_key("node", *self_.node_rank);
     const std::string holder = store_.set_if_absent(where, me);
-    if (holder != me && store_.check(key("departed", *self_.node_rank))) {
+    if (holder != me && store_.check(node_key("departed", *self_.node_rank))) {
       throw JobClosed();  // an earlier launch of this node took the rank
     }
     if (holder != me) {
-      refuse_rank("two agents have --node-rank=" +
-                  std::to_string(*self_.node_rank) + ": the one on " +
-                  place(Record(where, holder)) + " and the one on " + mine +
-                  "; give each node its own rank, or none if they need no "
-                  "order");
+      refuse_rank(
+          "two agents have --node-rank=" + std::to_string(*self_.node_rank) +
+          ": the one on " + place(StoreRecord(where, holder)) +
+          " and the one on " + mine +
+          "; give each node its own rank, or none if they need no "
+          "order");
     }
     node_rank_ = *self_.node_rank;
     return;
@@ -447,7 +279,7 @@ void NodeProtocol::claim_rank() {
   for (int look = -1; look < job_nnodes_; ++look) {
     const int rank = look < 0 ? guess : look;
     if (rank < job_nnodes_ &&
-        store_.set_if_absent(key("node", rank), me) == me) {
+        store_.set_if_absent(node_key("node", rank), me) == me) {
       node_rank_ = rank;
       return;
     }
@@ -462,13 +294,13 @@ void NodeProtocol::claim_rank() {
 // this one. An agent that joins again gets the same answer, so that it finds
 // the rank that it has taken.
 int NodeProtocol::guess_free_rank() {
-  const std::string where = kPrefix + "arrival/" + self_.id;
+  const std::string where = kStorePrefix + "arrival/" + self_.id;
   auto arrival = store_.get(where);
   if (!arrival) {
-    arrival = dump(json{{"number", store_.add(kArrivals, 1) - 1}});
+    arrival = record_text(json{{"number", store_.add(kArrivals, 1) - 1}});
     store_.set(where, *arrival);
   }
-  return Record(where, *arrival).number("number", 0, kMostArrivals);
+  return StoreRecord(where, *arrival).number("number", 0, kMostArrivals);
 }
 
 void NodeProtocol::refuse(const std::string& reason) {
@@ -496,21 +328,21 @@ void NodeProtocol::end_forming_round(int round, const Verdict& verdict) {
 }
 
 void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
-  const std::string where = key("node", node_rank_);
+  const std::string where = node_key("node", node_rank_);
   const std::string holder = store_.set_if_absent(where, own_record());
   if (holder != own_record()) {
     const std::string reason =
         "node " + std::to_string(node_rank_) + " (" + self_.host +
         ") was given up as lost, and an agent on " +
-        Record(where, holder).text("host") + " has its rank";
+        StoreRecord(where, holder).text("host") + " has its rank";
     if (!self_.node_rank) throw RankTaken(reason);
     throw JobRefused(reason);
   }
   if (!self_.connection.empty()) {
-    store_.set(key("connection", node_rank_), self_.connection);
+    store_.set(node_key("connection", node_rank_), self_.connection);
   }
   // Tells a replacement for a lost node which round to join.
-  if (round > 0) store_.set(kRound, dump(json{{"number", round}}));
+  if (round > 0) store_.set(kRound, record_text(json{{"number", round}}));
   if (round != round_) {
     changes_ = next_changes_;
     question_given_ = false;
@@ -524,13 +356,13 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   plan_given_ = false;
   lost_.clear();
   store_.set(round_key(round, "node/" + std::to_string(node_rank_)),
-             dump(json{{"id", self_.id},
-                       {"place", last_place_},
-                       {"placed", last_round_},
-                       {"nproc_per_node", self_.nproc_per_node},
-                       {"role", self_.role},
-                       {"master_addr", offer.master_addr},
-                       {"master_port", offer.master_port}}));
+             record_text(json{{"id", self_.id},
+                              {"place", last_place_},
+                              {"placed", last_round_},
+                              {"nproc_per_node", self_.nproc_per_node},
+                              {"role", self_.role},
+                              {"master_addr", offer.master_addr},
+                              {"master_port", offer.master_port}}));
   const int64_t offers = store_.add(round_key(round, "offers"), 1);
   if (!self_.elastic() && offers >= self_.nnodes &&
       !store_.check(round_key(round, "plan"))) {
@@ -541,15 +373,16 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
 // The node that offers last writes one plan for all, so that the cost of a
 // round grows with the number of nodes, and not with its square.
 void NodeProtocol::propose_plan() {
-  std::vector<Offer> members;
+  std::vector<NodeOffer> members;
   for (int rank = 0; rank < self_.nnodes; ++rank) {
     // If the node was lost after it had offered, another may take its place,
     // and then offers last.
-    const auto node = store_.get(key("node", rank));
+    const auto node = store_.get(node_key("node", rank));
     if (!node) return;
     const std::string where = round_key(round_, "node/" + std::to_string(rank));
     members.push_back(parse_offer(rank, where, store_.get(where).value_or("")));
-    if (members.back().id != Record(key("node", rank), *node).text("id"))
+    if (members.back().id !=
+        StoreRecord(node_key("node", rank), *node).text("id"))
       return;
   }
   store_.set_if_absent(round_key(round_, "plan"), plan_text(members));
@@ -565,11 +398,11 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
     int workers;
     std::string role;
   };
-  const Record record(where, *text);
+  const StoreRecord record(where, *text);
   const std::string role = as_recorded(self_.role);
   std::vector<Run> runs;
   members_.clear();
-  for (const Record& run : record.list("nodes")) {
+  for (const StoreRecord& run : record.list("nodes")) {
     const int known = static_cast<int>(members_.size());
     const int nodes = run.number("count", 1, self_.nnodes - known);
     const int first = run.number("first", 0, self_.nnodes - nodes);
@@ -618,7 +451,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   }
   const std::string lost = round_key(round_, loss_leaf(node_rank_));
   if (const auto loss = store_.get(lost)) {
-    plan.lost_node = Record(lost, *loss).text("text");
+    plan.lost_node = StoreRecord(lost, *loss).text("text");
   }
   last_place_ = place.node_rank;
   last_round_ = round_;
@@ -643,7 +476,7 @@ EarlierRounds NodeProtocol::earlier() const {
 std::vector<int> NodeProtocol::absent_nodes() {
   std::vector<int> absent;
   for (int rank = 0; rank < self_.nnodes; ++rank) {
-    if (!store_.check(key("node", rank)) ||
+    if (!store_.check(node_key("node", rank)) ||
         !store_.check(round_key(round_, "node/" + std::to_string(rank)))) {
       absent.push_back(rank);
     }
@@ -674,7 +507,7 @@ void NodeProtocol::ask_for_cause(const NamedRanks& named) {
     if (ranks.size() == kMostNamed) break;
   }
   store_.set_if_absent(round_key(round_, "named"),
-                       dump(json{{"ranks", ranks}}));
+                       record_text(json{{"ranks", ranks}}));
   store_.add(round_key(round_, "questions"), 1);
 }
 
@@ -685,7 +518,7 @@ std::optional<NamedRanks> NodeProtocol::take_question() {
   NamedRanks named;
   const std::string where = round_key(round_, "named");
   if (const auto text = store_.get(where)) {
-    for (const Record& one : Record(where, *text).list("ranks")) {
+    for (const StoreRecord& one : StoreRecord(where, *text).list("ranks")) {
       named.emplace(one.number("rank", 0, kMostNodes * kMostWorkers),
                     one.text("text"));
     }
@@ -697,7 +530,7 @@ void NodeProtocol::propose(int round, const Verdict& verdict) {
   require_own_rank();
   Verdict counted = verdict;
   counted.changes = verdict.after(changes_);
-  store_.set_if_absent(round_key(round, "verdict"), dump(counted));
+  store_.set_if_absent(round_key(round, "verdict"), verdict_text(counted));
 }
 
 std::optional<Verdict> NodeProtocol::take_verdict() {
@@ -736,7 +569,7 @@ void NodeProtocol::beat(Clock::time_point now) {
   if (now >= next_beat_ && node_rank_ >= 0) {
     next_beat_ = now + std::min(self_.keep_alive.interval, kBeatInterval);
     require_own_rank();
-    store_.set(key("beat", node_rank_), std::to_string(++beats_));
+    store_.set(node_key("beat", node_rank_), std::to_string(++beats_));
   }
   if (!self_.hosts_store) return;
   const bool looks = now >= next_look_;
@@ -746,285 +579,6 @@ void NodeProtocol::beat(Clock::time_point now) {
     look_for_replacements(now);
   }
   if (self_.elastic()) keep_members(now, looks);
-}
-
-// Begins the round or looks at its members, on the host of the store.
-void NodeProtocol::keep_members(Clock::time_point now, bool looks) {
-  if (!offered_ || verdict_given_) return;
-  if (!plan_given_) {
-    form_round(now, looks);
-  } else if (looks) {
-    look_at_members(now);
-  }
-}
-
-void NodeProtocol::form_round(Clock::time_point now, bool looks) {
-  // Reading all records after each offer would cost requests that grow with
-  // the square of the number of nodes.
-  const auto offers =
-      static_cast<size_t>(store_.add(round_key(round_, "offers"), 0));
-  const bool all_may_be_there =
-      offers >= (has_formed_ ? heard_.size() + 1
-                             : static_cast<size_t>(rules_.expected()));
-  if (!looks && !all_may_be_there) return;
-  if (offers < static_cast<size_t>(self_.fewest())) return;
-  std::vector<Offer> present;
-  std::vector<Offer> in_favour;  // not left out for a while
-  bool all_offered = true;
-  for (int rank = 0; rank < self_.nnodes; ++rank) {
-    const auto node = store_.get(key("node", rank));
-    if (!node) continue;
-    const std::string where = round_key(round_, "node/" + std::to_string(rank));
-    const auto text = store_.get(where);
-    // An agent that has taken a node rank since finds the offer of another.
-    if (!text || parse_offer(rank, where, *text).id !=
-                     Record(key("node", rank), *node).text("id")) {
-      all_offered = false;
-      continue;
-    }
-    present.push_back(parse_offer(rank, where, *text));
-    if (!rules_.is_left_out(present.back().id, now)) {
-      in_favour.push_back(present.back());
-    }
-  }
-  // Too few nodes are worse than one that fails often.
-  if (static_cast<int>(in_favour.size()) >= self_.fewest()) {
-    present = std::move(in_favour);
-  }
-  if (!rules_.may_begin(static_cast<int>(present.size()), all_offered,
-                        !has_formed_, now)) {
-    return;
-  }
-  std::vector<Candidate> candidates;
-  std::map<int, Offer> by_rank;
-  member_ids_.clear();
-  for (Offer& one : present) {
-    const int rank = one.candidate.node_rank;
-    candidates.push_back(one.candidate);
-    member_ids_[rank] = one.id;
-    by_rank[rank] = std::move(one);
-  }
-  std::vector<Offer> members;
-  for (const int rank : order_members(candidates)) {
-    members.push_back(std::move(by_rank[rank]));
-  }
-  store_.set_if_absent(round_key(round_, "plan"), plan_text(members));
-  has_formed_ = true;
-  rules_.begin_round();
-}
-
-// Looks for members that have left without a verdict, and for nodes that wait.
-void NodeProtocol::look_at_members(Clock::time_point now) {
-  std::vector<int> waiting;
-  for (int rank = 0; rank < self_.nnodes; ++rank) {
-    const auto node = store_.get(key("node", rank));
-    const auto id =
-        node ? Record(key("node", rank), *node).text("id") : std::string();
-    if (const auto member = member_ids_.find(rank);
-        member != member_ids_.end()) {
-      if (id == member->second) continue;
-      Verdict verdict;
-      verdict.kind = Verdict::Kind::node_lost;
-      verdict.node_rank = rank;
-      verdict.exit_code = kSystemError;
-      verdict.text = "node " + std::to_string(rank) + " has left the job";
-      propose(round_, verdict);
-      return;
-    }
-    if (node &&
-        store_.check(round_key(round_, "node/" + std::to_string(rank))) &&
-        !rules_.is_left_out(id, now)) {
-      waiting.push_back(rank);
-    }
-  }
-  let_in(waiting, now);
-}
-
-void NodeProtocol::let_in(const std::vector<int>& waiting,
-                          Clock::time_point now) {
-  // Once a node has succeeded, the job is about to end.
-  if (!may_grow() || store_.add(round_key(round_, "succeeded"), 0) > 0) {
-    return;
-  }
-  const auto count = static_cast<int>(waiting.size());
-  const bool begins = rules_.note_waiting(count, now);
-  if (!begins && !rules_.may_grow(now)) return;
-  std::string names;
-  for (const int rank : waiting) {
-    names += (names.empty() ? "" : ", ") + name_of(rank);
-  }
-  if (begins) {
-    wait_ = names + (count == 1 ? " waits" : " wait") +
-            " to take part: all workers start again after the program's next "
-            "snapshot, in " +
-            seconds_text(self_.elastic_options.scale_up_wait) +
-            " at the latest";
-  }
-  if (!rules_.may_grow(now)) return;
-  Verdict verdict;
-  verdict.kind = Verdict::Kind::node_waits;
-  verdict.node_rank = waiting.front();
-  verdict.exit_code = kSystemError;
-  verdict.text = names + (count == 1 ? " takes" : " take") +
-                 " part from now on, with " + std::to_string(members_.size()) +
-                 (members_.size() == 1 ? " other" : " others");
-  propose(round_, verdict);
-}
-
-std::optional<std::string> NodeProtocol::take_wait() {
-  return std::exchange(wait_, std::nullopt);
-}
-
-void NodeProtocol::note_failing_node(const Verdict& verdict) {
-  if (!self_.hosts_store || verdict.kind != Verdict::Kind::failed) return;
-  const auto member = member_ids_.find(verdict.node_rank);
-  if (member == member_ids_.end() ||
-      !rules_.note_failure(member->second, last_beat_)) {
-    return;
-  }
-  const ElasticOptions& rules = self_.elastic_options;
-  notices_.push_back("the workers of " + name_of(verdict.node_rank) +
-                     " failed " + std::to_string(rules.failures) +
-                     " times within " + seconds_text(rules.within) +
-                     "; the node is left out for " +
-                     seconds_text(rules.cooling));
-}
-
-void NodeProtocol::look_for_lost_nodes(Clock::time_point now) {
-  const auto accepted = accepted_ ? accepted_() : std::set<std::string>();
-  for (int rank = 0; rank < self_.nnodes; ++rank) {
-    if (rank == node_rank_) continue;
-    if (const auto loss = loss_of(rank, accepted)) give_up(rank, *loss, now);
-  }
-}
-
-// Ends the round if a spare node that waited has not come.
-void NodeProtocol::look_for_replacements(Clock::time_point now) {
-  for (auto at = lost_.begin(); at != lost_.end();) {
-    const auto& [rank, lost] = *at;
-    const bool has_come =
-        store_.check(round_key(round_, "node/" + std::to_string(rank)));
-    if (!has_come && now < lost.until) {
-      ++at;
-      continue;
-    }
-    if (!has_come) {
-      fail_round(rank, lost.text + ", and no spare node took its place");
-    }
-    at = lost_.erase(at);
-  }
-}
-
-// Whether the round goes on if this node of it is lost; adds to `text` why not,
-// if a spare node waits. A node that has succeeded would be counted twice.
-bool NodeProtocol::goes_on_without(int node_rank, std::string& text) {
-  if (!self_.heals || self_.elastic() || !is_member(node_rank) || !runs() ||
-      store_.check(round_key(round_, "verdict")) || !a_spare_waits()) {
-    return false;
-  }
-  if (store_.add(round_key(round_, "heals"), 0) !=
-      static_cast<int64_t>(members_.size())) {
-    text +=
-        "; this is not healed: a rank has not said that its training can be, "
-        "or has state that no other rank has";
-    return false;
-  }
-  if (store_.add(round_key(round_, "succeeded"), 0) > 0) {
-    text += "; this is not healed: the workers of a node have ended";
-    return false;
-  }
-  return true;
-}
-
-std::optional<std::string> NodeProtocol::loss_of(
-    int node_rank, const std::set<std::string>& accepted) {
-  const auto beat = store_.get(key("beat", node_rank));
-  if (!beat || store_.check(key("departed", node_rank))) {
-    heard_.erase(node_rank);
-    return std::nullopt;
-  }
-  Heard& heard = heard_[node_rank];
-  note_silence(node_rank, heard, heard.beat != *beat);
-  if (heard.beat != *beat) {
-    heard.beat = *beat;
-    heard.since = awake_.awake();
-  }
-  if (awake_.awake() - heard.since >= self_.keep_alive.allowance()) {
-    return "its agent has shown no sign of life for " +
-           seconds_text(self_.keep_alive.allowance());
-  }
-  const auto connection = store_.get(key("connection", node_rank));
-  const bool connected = connection && accepted.count(*connection) > 0;
-  // A connection that was never seen open has another name here, since a
-  // gateway lies between.
-  if (heard.connected && !connected) {
-    return "its connection is closed";
-  }
-  heard.connected = connected;
-  return std::nullopt;
-}
-
-// Tells that a node is silent, and later that it is back.
-void NodeProtocol::note_silence(int node_rank, Heard& heard, bool ends) {
-  const auto silence = awake_.awake() - heard.since;
-  if (heard.told != ends || (!ends && silence < kLongSilence)) return;
-  heard.told = !ends;
-  const std::string time =
-      seconds_text(std::chrono::round<std::chrono::seconds>(silence));
-  notices_.push_back(
-      heard.told ? "no sign of life from " + name_of(node_rank) + " for " +
-                       time + ": the workers go on; it counts as lost after " +
-                       seconds_text(self_.keep_alive.allowance())
-                 : name_of(node_rank) + " is back after " + time);
-}
-
-void NodeProtocol::give_up(int node_rank, const std::string& loss,
-                           Clock::time_point now) {
-  std::string text = name_of(node_rank) + " was lost: " + loss;
-  text += own_pause(awake_, self_.keep_alive, name_of(node_rank_));
-  // Before the plan of a later round, another node can still take its place.
-  const bool takes_part =
-      self_.elastic()
-          ? is_member(node_rank)
-          : offered_ &&
-                (round_ == 0 || store_.check(round_key(round_, "plan"))) &&
-                store_.check(
-                    round_key(round_, "node/" + std::to_string(node_rank)));
-  if (takes_part && goes_on_without(node_rank, text)) {
-    lost_[node_rank] = {.text = text, .until = now + kReplacedWithin};
-    store_.set(round_key(round_, loss_leaf(node_rank)),
-               dump(json{{"text", text}}));
-    store_.remove(round_key(round_, "node/" + std::to_string(node_rank)));
-    notices_.push_back(text + "; a spare node takes its place");
-    return vacate(node_rank);
-  }
-  // While nodes may come, another must not take the rank before the round ends.
-  if (!self_.elastic()) vacate(node_rank);
-  if (!takes_part) {
-    notices_.push_back(text + "; another node may take its place");
-  } else if (!verdict_given_) {
-    fail_round(node_rank, text);
-  }
-  if (self_.elastic()) vacate(node_rank);
-}
-
-void NodeProtocol::fail_round(int node_rank, const std::string& text) {
-  Verdict verdict;
-  verdict.kind =
-      self_.elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
-  verdict.node_rank = node_rank;
-  verdict.exit_code = kSystemError;
-  verdict.text = text;
-  propose(round_, verdict);
-}
-
-void NodeProtocol::vacate(int node_rank) {
-  heard_.erase(node_rank);
-  store_.remove(key("beat", node_rank));
-  store_.remove(key("connection", node_rank));
-  // Once this key is gone, another agent may take the rank.
-  store_.remove(key("node", node_rank));
-  store_.add(kVacancies, 1);
 }
 
 std::optional<std::string> NodeProtocol::take_notice() {
@@ -1039,21 +593,22 @@ void NodeProtocol::depart() {
     // If the job has not begun, the store stays open: nodes that come later
     // must be told why.
     if (has_begun()) store_.set(kClosed, "1");
-    if (node_rank_ >= 0) store_.set(key("departed", node_rank_), "1");
+    if (node_rank_ >= 0) store_.set(node_key("departed", node_rank_), "1");
   } else if (node_rank_ >= 0 &&
-             store_.get(key("node", node_rank_)) == own_record()) {
+             store_.get(node_key("node", node_rank_)) == own_record()) {
     vacate(node_rank_);
   }
 }
 
 bool NodeProtocol::others_have_departed() {
-  int departed = node_rank_ >= 0 && store_.check(key("departed", node_rank_));
+  int departed =
+      node_rank_ >= 0 && store_.check(node_key("departed", node_rank_));
   int joined = 0;
   for (int rank = 0; rank < job_nnodes_; ++rank) {
     if (rank == node_rank_) continue;
-    if (store_.check(key("departed", rank))) {
+    if (store_.check(node_key("departed", rank))) {
       ++departed;
-    } else if (store_.check(key("node", rank))) {
+    } else if (store_.check(node_key("node", rank))) {
       ++joined;
     }
   }
@@ -1065,8 +620,8 @@ bool NodeProtocol::others_have_departed() {
 std::string NodeProtocol::name_of_those_left() {
   std::string names;
   for (int rank = 0; rank < job_nnodes_; ++rank) {
-    if (rank != node_rank_ && store_.check(key("node", rank)) &&
-        !store_.check(key("departed", rank))) {
+    if (rank != node_rank_ && store_.check(node_key("node", rank)) &&
+        !store_.check(node_key("departed", rank))) {
       names += (names.empty() ? "" : " and ") + name_of(rank);
     }
   }
@@ -1080,9 +635,10 @@ bool NodeProtocol::others_have_gone_on() {
 
 std::string NodeProtocol::name_of(int node_rank) {
   const std::string name = "node " + std::to_string(node_rank);
-  const std::string where = key("node", node_rank);
+  const std::string where = node_key("node", node_rank);
   const auto node = store_.get(where);
-  return node ? name + " (" + Record(where, *node).text("host") + ")" : name;
+  return node ? name + " (" + StoreRecord(where, *node).text("host") + ")"
+              : name;
 }
 
 std::string NodeProtocol::name_of_store_host() {

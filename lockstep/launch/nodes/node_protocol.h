@@ -134,12 +134,6 @@ class RankTaken : public JobRefused {
   using JobRefused::JobRefused;
 };
 
-// Thrown if the store holds a record that no agent of this version wrote.
-class ForeignRecord : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 // Thrown if the store belongs to a job that is ending. The store of the next
 // job may come soon: try again.
 class JobClosed : public std::runtime_error {
@@ -311,7 +305,6 @@ class NodeProtocol {
     ChangeCount changes{};  // before it
   };
 
-  std::string round_key(int round, const std::string& leaf) const;
   std::string own_record() const;
   void agree_on_job();
   void claim_rank();

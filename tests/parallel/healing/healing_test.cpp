@@ -678,14 +678,21 @@ TEST_F(HealingHosts, AllRestartIfOneOfADividedTrainingIsLost) {
   EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
 }
 
-// The ranks of host 0 have ended when host 1 is lost.
+// A rank of host 0 has ended its training when host 1 is lost; the other one
+// has ended, too, or its process runs on.
 TEST_F(HealingHosts, AllRestartIfOneIsLostAtTheEnd) {
-  start_hosts("restarted", {"model=plain", "epochs=1", "kill=2@6:end"}, 3);
-  const auto restarted = finish_hosts(/*lost=*/1);
-  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
-  EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
-  EXPECT_THAT(restarted.ended.err, Not(HasSubstr("restart 2")));
-  EXPECT_THAT(restarted.ended.err, Not(HasSubstr("healing 2")));
+  for (const std::string rest : {"", ",1@6:lingers"}) {
+    start_hosts("restarted" + rest,
+                {"model=plain", "epochs=1", "kill=2@6:end" + rest}, 3);
+    const auto restarted = finish_hosts(/*lost=*/1);
+    ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+    EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
+    EXPECT_THAT(restarted.ended.err, Not(HasSubstr("restart 2")));
+    EXPECT_THAT(restarted.ended.err, Not(HasSubstr("healing 2")));
+    if (rest.empty()) continue;
+    EXPECT_THAT(restarted.ended.err,
+                HasSubstr("this is not healed: a rank has ended its training"));
+  }
 }
 
 // All that runs on a host is stopped, so that no connection is closed. When it

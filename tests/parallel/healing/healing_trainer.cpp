@@ -36,9 +36,10 @@
 //                exception in forward; exits, for exit code 0 there; stop, for
 //                SIGSTOP there; agent, for SIGKILL to the agent there; node,
 //                for SIGSTOP to the agent and all its workers; end, for SIGKILL
-//                to the agent when the training has ended. With own=1 also
-//                recording, while the state is copied after the update, and
-//                recorded, when it has been
+//                to the agent when the training has ended; lingers, for a
+//                process that does not end then. With own=1 also recording,
+//                while the state is copied after the update, and recorded,
+//                when it has been
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/activation.h>
@@ -192,7 +193,10 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   if (number("snapshot", 0) != 0) load_snapshot(snapshots, state);
   if (groups_are_apart()) kills.at(0, "joining");
   struct AtEnd {
-    ~AtEnd() { kills.at(state.step, "end"); }
+    ~AtEnd() {
+      kills.at(state.step, "end");
+      kills.at(state.step, "lingers");
+    }
     const Kills& kills;
     const TrainingState& state;
   } const at_end{kills, state};

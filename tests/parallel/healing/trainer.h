@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -11,6 +12,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -46,6 +48,9 @@ class Kills {
       if (moment == "agent" || moment == "end") ::kill(::getppid(), SIGKILL);
       if (moment == "throws") throw std::runtime_error("a mistake of the user");
       if (moment == "node") return stop_node();
+      if (moment == "lingers") {
+        return std::this_thread::sleep_for(std::chrono::minutes(5));
+      }
       ::raise(moment == "stop" ? SIGSTOP : SIGKILL);
     }
   }
