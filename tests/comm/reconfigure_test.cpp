@@ -170,7 +170,7 @@ WORLD_TEST(Reconfigure, PendingOperationsFail, 2, 3) {
   for (const char* backend : kBackends) {
     auto group = init_process_group(backend);
     const auto part = new_group();
-    const auto ones = at::ones({10});
+    const auto meeting = new_group();
     const auto message = at::ones({10});
     std::vector<WorkPtr> pending;
     if (world.rank == 0) {
@@ -180,6 +180,8 @@ WORLD_TEST(Reconfigure, PendingOperationsFail, 2, 3) {
       }
       pending.push_back(irecv(message, 1, {.group = group}));
     }
+    // Another rank that closed its connections first would refuse the calls.
+    barrier({.group = meeting});
     reconfigure({.uuid = "pending"});
     for (const auto& work : pending) {
       EXPECT_THROW(work->wait(), c10::Error) << backend;

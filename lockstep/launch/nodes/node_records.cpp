@@ -62,7 +62,8 @@ std::vector<StoreRecord> StoreRecord::list(const char* name) const {
   const auto found = json_.find(name);
   if (found == json_.end() || !found->is_array()) refuse_record(where_);
   std::vector<StoreRecord> records;
-  for (const json& entry : *found) records.push_back(StoreRecord(where_, entry));
+  for (const json& entry : *found)
+    records.push_back(StoreRecord(where_, entry));
   return records;
 }
 
@@ -71,13 +72,14 @@ std::string record_text(const json& record) {
 }
 
 std::string verdict_text(const Verdict& verdict) {
-  return record_text(json{{"kind", static_cast<int>(verdict.kind)},
-                   {"node_rank", verdict.node_rank},
-                   {"exit_code", verdict.exit_code},
-                   {"signal", verdict.signal},
-                   {"restarts", verdict.changes.restarts},
-                   {"membership_changes", verdict.changes.membership_changes},
-                   {"text", verdict.text.substr(0, kLongestText)}});
+  return record_text(
+      json{{"kind", static_cast<int>(verdict.kind)},
+           {"node_rank", verdict.node_rank},
+           {"exit_code", verdict.exit_code},
+           {"signal", verdict.signal},
+           {"restarts", verdict.changes.restarts},
+           {"membership_changes", verdict.changes.membership_changes},
+           {"text", verdict.text.substr(0, kLongestText)}});
 }
 
 ChangeCount changes_in(const StoreRecord& record) {
@@ -99,7 +101,7 @@ Verdict parse_verdict(const std::string& where, const std::string& text) {
 }
 
 NodeOffer parse_offer(int node_rank, const std::string& where,
-                  const std::string& text) {
+                      const std::string& text) {
   const StoreRecord record(where, text);
   return {.candidate = {.node_rank = node_rank,
                         .last_place = record.number("place", -1, kMostNodes),
@@ -128,8 +130,8 @@ std::string plan_text(const std::vector<NodeOffer>& members) {
     next = node_rank + 1;
   }
   return record_text(json{{"master_addr", members.front().master_addr},
-                   {"master_port", members.front().master_port},
-                   {"nodes", std::move(nodes)}});
+                          {"master_port", members.front().master_port},
+                          {"nodes", std::move(nodes)}});
 }
 
 std::string as_recorded(const std::string& text) {

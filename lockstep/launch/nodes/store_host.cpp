@@ -1,5 +1,5 @@
-// What the host of the store does besides: it looks for lost nodes and, if nodes
-// may come and go, begins rounds and ends them.
+// What the host of the store does besides: it looks for lost nodes and, if
+// nodes may come and go, begins rounds and ends them.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -103,8 +103,8 @@ void NodeProtocol::look_at_members(Clock::time_point now) {
   std::vector<int> waiting;
   for (int rank = 0; rank < self_.nnodes; ++rank) {
     const auto node = store_.get(node_key("node", rank));
-    const auto id =
-        node ? StoreRecord(node_key("node", rank), *node).text("id") : std::string();
+    const auto id = node ? StoreRecord(node_key("node", rank), *node).text("id")
+                         : std::string();
     if (const auto member = member_ids_.find(rank);
         member != member_ids_.end()) {
       if (id == member->second) continue;

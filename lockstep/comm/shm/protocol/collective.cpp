@@ -14,6 +14,7 @@ constexpr uint8_t kNoReduceOp = 255;
 // Bits of Announcement::flags.
 constexpr uint8_t kRegistered = 1;
 constexpr uint8_t kReached = 2;  // RegisteredMemory::Place::reached
+constexpr uint8_t kPastCaches = 4;
 
 // Copies `text`; cuts it if it is too long.
 template <size_t n>
@@ -104,8 +105,21 @@ std::byte* Collective::room(size_t bytes) {
              : core_.segment.one_shot(core_.rank, number_);
 }
 
-void Collective::announce(uint64_t bytes) {
+Collective::~Collective() {
+  if (!all_have_come_) return;
+  core_.staging_stores.took(what_.operation, staged_,
+                            Clock::now() - *all_have_come_);
+}
+
+void Collective::announce(uint64_t bytes, size_t staged) {
   own_.flags = 0;
+  if (core_.rank == 0 && staged != 0) {
+    staged_ = staged;
+    if (core_.staging_stores.next(what_.operation, staged) ==
+        kernels::Stores::streaming) {
+      own_.flags = kPastCaches;
+    }
+  }
   own_.bytes = bytes;
   finish_announcement();
 }
@@ -154,6 +168,7 @@ void Collective::wait_for_all() {
   for (int peer = 0; peer < core_.size; ++peer) {
     if (!same(announcement(peer))) disagree();
   }
+  if (staged_ != 0) all_have_come_ = Clock::now();
 }
 
 void Collective::wait_slowly() {
@@ -195,6 +210,11 @@ const std::byte* Collective::data(int of) const {
   return given.bytes <= Announcement::kInlineBytes
              ? given.data.data()
              : core_.segment.one_shot(of, number_);
+}
+
+kernels::Stores Collective::stores() const {
+  return announcement(0).flags & kPastCaches ? kernels::Stores::streaming
+                                             : kernels::Stores::cached;
 }
 
 std::optional<RegisteredMemory::Place> Collective::place(int of) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/comm/shm/protocol/core.h"
+#include "lockstep/kernels/kernels.h"
 #include "lockstep/trace/current_call.h"
 
 namespace lockstep::internal::shm {
@@ -66,6 +68,9 @@ class Collective {
   // Takes the next sequence number, but only when it is announced: a call that
   // fails before that was not made. Throws GroupBroken if the group is broken.
   Collective(Core& core, const What& what, milliseconds timeout);
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+  ~Collective();
 
   // Returns where to write `bytes` of data that travel with the announcement,
   // at most tuning.one_shot_bytes. Write them before announce().
@@ -75,8 +80,9 @@ class Collective {
   }
 
   // `bytes` is the size of this rank's data, which is in room() or will be
-  // staged.
-  void announce(uint64_t bytes);
+  // staged. `staged` are the bytes that go through staging memory in this call,
+  // as far as this rank knows, for rank 0's StagingStores.
+  void announce(uint64_t bytes, size_t staged = 0);
   // Announces data that lies in registered memory.
   void announce(RegisteredMemory::Place place);
 
@@ -87,7 +93,7 @@ class Collective {
   // operations that wrote sizes().
   void compare_sizes() const;
 
-  // Returns what rank `of` announced. Call this and the next three only after
+  // Returns what rank `of` announced. Call this and the next four only after
   // wait_for_all().
   const Announcement& announcement(int of) const {
     return core_.segment.announcement(of, number_);
@@ -96,6 +102,8 @@ class Collective {
     return core_.segment.sizes(of, number_);
   }
   const std::byte* data(int of) const;
+  // Returns how all ranks write to their staging memory: as rank 0 has chosen.
+  kernels::Stores stores() const;
   std::optional<RegisteredMemory::Place> place(int of) const;
 
   // Waits until `counter` of `peer` is at least `value`; an acquire.
@@ -113,6 +121,8 @@ class Collective {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool has_come(int peer, std::memory_order order) const;
   void finish_announcement();
   void wait_slowly();
@@ -130,6 +140,9 @@ class Collective {
   CurrentCall* const user_;  // nullptr if there is none
   Announcement& own_;
   Patience patience_;
+  // On rank 0, if the call goes through staging memory.
+  size_t staged_ = 0;
+  std::optional<Clock::time_point> all_have_come_{};
 };
 
 // Returns every rank's `own`, in rank order. This is a collective by itself.

@@ -11,6 +11,7 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol/message_engine.h"
 #include "lockstep/comm/shm/protocol/registered_memory.h"
+#include "lockstep/comm/shm/protocol/staging_stores.h"
 #include "lockstep/comm/shm/protocol/standstill.h"
 #include "lockstep/comm/shm/protocol/waiting.h"
 
@@ -30,7 +31,8 @@ struct Core {
   Standstill standstill;
   RegisteredMemory registered;
   MessageEngine messages;
-  uint64_t sequence = 0;  // collectives that were begun
+  StagingStores staging_stores{};  // used on rank 0
+  uint64_t sequence = 0;           // collectives that were begun
   // The texts from which each slot of this rank's CallWords was written (they
   // are literals). A call with the same words as the call before last writes
   // nothing.

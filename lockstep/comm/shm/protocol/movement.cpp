@@ -22,9 +22,16 @@ size_t total(std::span<const ConstBytes> pieces) {
   return bytes;
 }
 
+size_t largest(std::span<const Bytes> outputs) {
+  size_t bytes = 0;
+  for (const auto& output : outputs) bytes = std::max(bytes, output.size);
+  return bytes;
+}
+
 // Copies [offset, offset + size) of `pieces` laid end to end.
 void copy_range(std::byte* to, std::span<const ConstBytes> pieces,
-                size_t offset, size_t size) {
+                size_t offset, size_t size,
+                kernels::Stores stores = kernels::Stores::cached) {
   for (const auto& piece : pieces) {
     if (size == 0) return;
     if (offset >= piece.size) {
@@ -32,7 +39,8 @@ void copy_range(std::byte* to, std::span<const ConstBytes> pieces,
       continue;
     }
     const size_t part = std::min(piece.size - offset, size);
-    kernels::copy(to, static_cast<const std::byte*>(piece.data) + offset, part);
+    kernels::copy(to, static_cast<const std::byte*>(piece.data) + offset, part,
+                  stores);
     to += part;
     size -= part;
     offset = 0;
@@ -55,11 +63,13 @@ class Movement {
   Movement(Core& core, Collective& call, std::span<const ConstBytes> stream)
       : core_(core), call_(call), stream_(stream), bytes_(total(stream)) {}
 
-  void announce() {
+  // `taken`: the most that this rank takes from another one.
+  void announce(size_t taken = 0) {
     if (bytes_ != 0 && is_short(bytes_)) {
       copy_range(call_.room(bytes_), stream_, 0, bytes_);
     }
-    call_.announce(bytes_);
+    const size_t longest = std::max(bytes_, taken);
+    call_.announce(bytes_, is_short(longest) ? 0 : longest);
     call_.wait_for_all();
   }
 
@@ -107,7 +117,7 @@ class Movement {
       }
     }
     copy_range(core_.segment.staging(core_.rank, first_ + round, by_), stream_,
-               begin, std::min(chunk(), bytes_ - begin));
+               begin, std::min(chunk(), bytes_ - begin), call_.stores());
     call_.publish(core_.own().staged, first_ + round + 1);
   }
 
@@ -149,7 +159,7 @@ void Group::broadcast(Bytes data, int root, DType dtype, milliseconds timeout) {
   const Take take{.from = root, .offset = 0, .to = data};
   const bool is_root = core_->rank == root;
   Movement movement(*core_, call, {&source, is_root ? 1u : 0u});
-  movement.announce();
+  movement.announce(data.size);
   movement.run({&take, is_root ? 0u : 1u});
 }
 
@@ -177,7 +187,7 @@ void Group::all_gather(std::span<const Bytes> outputs, ConstBytes input,
     }
   }
   Movement movement(*core_, call, {&input, 1});
-  movement.announce();
+  movement.announce(largest(outputs));
   if (!even) call.compare_sizes();
   copy_own(outputs[core_->rank], input);
   movement.run(takes);
@@ -203,7 +213,7 @@ void Group::gather(std::span<const Bytes> outputs, ConstBytes input, int root,
     }
   }
   Movement movement(*core_, call, {&input, is_root ? 0u : 1u});
-  movement.announce();
+  movement.announce(largest(outputs));
   call.compare_sizes();
   if (is_root) copy_own(outputs[root], input);
   movement.run(takes);
@@ -227,7 +237,7 @@ void Group::scatter(Bytes output, std::span<const ConstBytes> inputs, int root,
     if (is_root && peer != root) stream.push_back(inputs[peer]);
   }
   Movement movement(*core_, call, stream);
-  movement.announce();
+  movement.announce(output.size);
   call.compare_sizes();
   if (is_root) {
     copy_own(output, inputs[root]);

@@ -147,7 +147,7 @@ class StagedReduction {
          {Range{all.begin, own.begin}, Range{own.end, all.end}}) {
       kernels::copy(staged(r_.core.rank, round, part.begin),
                     r_.data + part.begin * r_.element(),
-                    part.size() * r_.element());
+                    part.size() * r_.element(), r_.call.stores());
     }
     r_.call.publish(r_.core.own().staged, first_ + round + 1);
   }
@@ -157,18 +157,26 @@ class StagedReduction {
     const int rank = r_.core.rank;
     const auto own = slice_of(rank, round);
     auto* here = r_.data + own.begin * r_.element();
+    auto* there = staged(rank, round, own.begin);
     Sources sources;
     for (int peer = 0; peer < r_.core.size; ++peer) {
       sources.data[peer] = peer == rank ? here : staged(peer, round, own.begin);
     }
+    const bool keeps = r_.has_result(rank);
+    const bool gives = r_.root != rank;
+    const auto stores = r_.call.stores();
+    // Past the caches goes a copy of what is kept in them.
+    const bool copies = keeps && gives && stores == kernels::Stores::streaming;
     std::array<void*, 2> destinations;
     size_t results = 0;
-    if (r_.has_result(rank)) destinations[results++] = here;
-    if (r_.root != rank) {
-      destinations[results++] = staged(rank, round, own.begin);
-    }
+    if (keeps) destinations[results++] = here;
+    if (gives && !copies) destinations[results++] = there;
     kernels::reduce({destinations.data(), results}, sources.of(r_.core.size),
-                    own.size(), r_.dtype, r_.op);
+                    own.size(), r_.dtype, r_.op,
+                    keeps ? kernels::Stores::cached : stores);
+    if (copies) {
+      kernels::copy(there, here, own.size() * r_.element(), stores);
+    }
     r_.call.publish(r_.core.own().reduced, first_ + round + 1);
   }
 
@@ -224,7 +232,7 @@ void reduce_large(const Reduction& r) {
   if (place) {
     r.call.announce(*place);
   } else {
-    r.call.announce(0);
+    r.call.announce(0, bytes);
   }
   r.call.wait_for_all();
   std::array<std::byte*, kMaxRanks> data;
@@ -344,7 +352,7 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
       if (peer == core.rank || part.size() == 0) continue;
       kernels::copy(slot + peer * piece_bytes,
                     bytes_at(parts.inputs[peer], part.begin * element),
-                    part.size() * element);
+                    part.size() * element, call.stores());
     }
     call.publish(core.own().staged, first + round + 1);
   };
@@ -436,7 +444,7 @@ void Group::reduce_scatter(void* output, std::span<const void* const> inputs,
     scatter_one_shot(*core_, call, parts, total);
     return;
   }
-  call.announce(0);
+  call.announce(0, total * parts.element());
   call.wait_for_all();
   if (!even) call.compare_sizes();
   scatter_staged(*core_, call, parts);
