@@ -157,7 +157,9 @@ std::vector<Object> Agreement::all_by_roll_call(const Object& mine) const {
                 called + "\n" +
                     mine.dump(-1, ' ', false, Object::error_handler_t::replace),
                 Deadline::after(options_.timeout.value_or(group_->timeout())),
-                options_.way == AgreementWay::store_before_error);
+                options_.way == AgreementWay::store_before_error
+                    ? AfterRollCall::throws
+                    : AfterRollCall::goes_on);
   std::vector<Object> all;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank].empty()) {

@@ -22,7 +22,7 @@ enum class AgreementWay : uint8_t {
   // that do not come.
   store,
   // The same, for ranks that know that they differ and will all throw: see
-  // `before_error` of roll_call(). A rank that does not come in time, as one of
+  // AfterRollCall::throws. A rank that does not come in time, as one of
   // Python's, is not compared.
   store_before_error,
 };

@@ -29,7 +29,8 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
                                 internal::Operation::Spans::nested);
   try {
     const auto given =
-        internal::roll_call(*call.group, call.operation, running.started());
+        internal::roll_call(*call.group, call.operation, running.started(),
+                            internal::AfterRollCall::may_leave);
     for (int member = 0; member < call.group->size(); ++member) {
       if (given[member] == call.operation) continue;
       // That rank compares its calls, and has come with another call.

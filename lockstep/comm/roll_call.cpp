@@ -1,5 +1,9 @@
 #include "lockstep/comm/roll_call.h"
 
+#include <algorithm>
+#include <chrono>
+#include <functional>
+
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/group_inside.h"
@@ -8,6 +12,9 @@
 
 namespace lockstep::internal {
 namespace {
+
+// How long rank 0 waits for ranks that have come, but are slow.
+constexpr std::chrono::seconds kAllRead{5};
 
 std::string key(uint64_t number, const std::string& leaf) {
   return "roll_call/" + std::to_string(number) + "/" + leaf;
@@ -39,21 +46,43 @@ std::string key(uint64_t number, int rank) {
   throw RollCallError(agreed);
 }
 
+// Says that this rank has read. Waits, for `allowed` at most, until `readers`
+// ranks have.
+void await_readers(c10d::Store& store, uint64_t number, int64_t readers,
+                   std::chrono::milliseconds allowed) {
+  store.add(key(number, "read"), 1);
+  poll_store(Deadline::after(allowed),
+             [&] { return store.add(key(number, "read"), 0) >= readers; });
+}
+
+// The store may leave with rank 0, so it leaves last.
+void let_all_read(const ProcessGroup& group, uint64_t number) {
+  auto& store = *inside(group).store();
+  const auto& ranks = group.global_ranks();
+  if (std::ranges::count(ranks, 0) == 0) return;
+  const bool may_host = ranks[group.rank()] == 0;
+  try {
+    await_readers(store, number, may_host ? group.size() : 0, kAllRead);
+    if (may_host) store.deleteKey(key(number, "read"));
+  } catch (const c10::Error&) {
+    // Rank 0 has gone since it came.
+  }
+}
+
 // Returns the texts that have come, and empty ones for the other ranks, when
 // all that came have read them, or after a second.
 std::vector<std::string> last_texts(const ProcessGroup& group,
                                     uint64_t number) {
   auto& store = *inside(group).store();
   std::vector<std::string> texts(group.size());
-  std::vector<std::string> read;
+  int64_t present = 0;
   try {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!has_come(store, key(number, rank))) continue;
       texts[rank] = store.get_to_str(key(number, rank)).substr(1);
-      read.push_back(key(number, "read/") + std::to_string(rank));
+      ++present;
     }
-    store.set(key(number, "read/") + std::to_string(group.rank()), "=");
-    store.wait(read, std::chrono::seconds(1));
+    await_readers(store, number, present, std::chrono::seconds(1));
   } catch (const c10::Error&) {
     // A rank has gone since it came.
   }
@@ -64,7 +93,7 @@ std::vector<std::string> last_texts(const ProcessGroup& group,
 
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                                    const Deadline& deadline,
-                                   bool before_error) {
+                                   AfterRollCall after) {
   if (imagines_peers(group)) {
     return std::vector<std::string>(group.size(), text);
   }
@@ -84,14 +113,17 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                           .global_ranks = group.global_ranks()},
                          key(number, ""), text, deadline, look);
   } catch (const RanksAbsent& error) {
-    if (!before_error) why = error.what_without_backtrace();
+    if (after != AfterRollCall::throws) why = error.what_without_backtrace();
   } catch (const PeerGone& gone) {
     why = gone.what_without_backtrace();
   }
   if (!why.empty()) fail(group, number, why);
-  if (before_error) return last_texts(group, number);
+  if (after == AfterRollCall::throws) return last_texts(group, number);
   // A rank that has come to this roll call has read the one before.
   if (number > 1) store.deleteKey(key(number - 1, group.rank()));
+  const bool equal =
+      std::ranges::adjacent_find(texts, std::not_equal_to<>()) == texts.end();
+  if (after == AfterRollCall::may_leave && equal) let_all_read(group, number);
   return texts;
 }
 

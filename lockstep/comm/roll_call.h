@@ -16,11 +16,19 @@ class RollCallError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The use that ranks make of a roll call: afterwards each
+enum class AfterRollCall {
+  goes_on,    // with a collective, for instance
+  may_leave,  // rank 0, too, which may host the store
+  throws,     // whatever the texts are
+};
+
 // Exchanges texts: every member of `group` gives one and gets those of all, in
 // rank order. It uses the group's store, so it depends on no backend and knows
 // which ranks have not come. Keys of the n-th roll call of a group:
 // "roll_call/<n>/<group rank>", which each rank removes after the next roll
-// call; if this one failed, "roll_call/<n>/absent" says why (last_words.h).
+// call; if this one failed, "roll_call/<n>/absent" says why (last_words.h);
+// "roll_call/<n>/read" counts the ranks that have read the texts.
 //
 // Blocks until the deadline at most, and for less than a second after a rank on
 // this host has died or left (life_signs.h). Then it throws RollCallError, the
@@ -28,16 +36,15 @@ class RollCallError : public std::runtime_error {
 // hosts the store does not leave before the others know. If the store is gone,
 // the error says so, with the rank that hosted it.
 //
-// `before_error`: every rank will throw, whatever the texts are. Then the text
-// of a rank that does not come in time is empty, and the call returns when all
-// ranks that came have read the texts, or after a second: the store may end
-// with the first rank that throws. "roll_call/<n>/read/<group rank>" says that
-// a rank has read.
+// With `may_leave`, and if the texts are equal, rank 0 returns when all ranks
+// have read them, or after 5 s. With `throws`, the text of a rank that does not
+// come in time is empty, and each rank returns when all that came have read, or
+// after a second: the store may end with the first rank that throws.
 //
 // If the group's other ranks are imagined (backend_registry.h), each of them
 // gives the text of this rank.
-std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
-                                   const Deadline& deadline,
-                                   bool before_error = false);
+std::vector<std::string> roll_call(
+    ProcessGroup& group, const std::string& text, const Deadline& deadline,
+    AfterRollCall after = AfterRollCall::goes_on);
 
 }  // namespace lockstep::internal

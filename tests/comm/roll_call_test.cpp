@@ -3,10 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
@@ -16,6 +20,7 @@ namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
+using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::ThrowsMessage;
 
@@ -37,18 +42,20 @@ class LateStore : public c10d::HashStore {
 
 std::vector<std::string> called_by(int rank,
                                    c10::intrusive_ptr<c10d::Store> store,
-                                   milliseconds allowed, bool before_error) {
+                                   milliseconds allowed, AfterRollCall after,
+                                   const std::string& text = {}) {
   GroupInside group("default_pg", rank, {0, 1}, milliseconds(1000),
                     {.store = std::move(store)}, "", /*checks_calls=*/false);
-  return roll_call(group, rank == 0 ? "one" : "two", Deadline::after(allowed),
-                   before_error);
+  const std::string own = rank == 0 ? "one" : "two";
+  return roll_call(group, text.empty() ? own : text, Deadline::after(allowed),
+                   after);
 }
 
 // Rank 0 of two, whose deadline has expired when it asks.
 std::vector<std::string> called(const std::string& key,
-                                bool before_error = false) {
+                                AfterRollCall after = AfterRollCall::goes_on) {
   return called_by(0, c10::make_intrusive<LateStore>(key), milliseconds(0),
-                   before_error);
+                   after);
 }
 
 // The roll call failed with " did not come in time", without a rank.
@@ -62,20 +69,65 @@ TEST(RollCall, ARankThatDoesNotComeIsNamed) {
 }
 
 TEST(RollCall, BeforeAnErrorTheTextOfAnAbsentRankIsEmpty) {
-  EXPECT_THAT(called("elsewhere", /*before_error=*/true),
+  EXPECT_THAT(called("elsewhere", AfterRollCall::throws),
               ElementsAre("one", ""));
 }
 
 TEST(RollCall, BeforeAnErrorNoRankReturnsUntilAllHaveRead) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto call = [&](int rank) {
-    EXPECT_THAT(called_by(rank, store, std::chrono::seconds(60), true),
+    EXPECT_THAT(called_by(rank, store, seconds(60), AfterRollCall::throws),
                 ElementsAre("one", "two"));
-    EXPECT_TRUE(store->check({"roll_call/1/read/0", "roll_call/1/read/1"}));
+    EXPECT_EQ(store->add("roll_call/1/read", 0), 2);
   };
   std::thread other(call, 1);
   call(0);
   other.join();
+}
+
+// A rank that reads late.
+class SlowStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+
+  std::vector<std::vector<uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override {
+    std::this_thread::sleep_for(milliseconds(300));
+    auto values = PrefixStore::multiGet(keys);
+    has_read = true;
+    return values;
+  }
+
+  std::atomic<bool> has_read{false};
+};
+
+// Rank 0 left a monitored_barrier(), and the store with it, before another rank
+// had read that all had come.
+TEST(RollCall, BeforeRanksMayLeaveRankZeroWaitsForAllToRead) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto here = c10::make_intrusive<c10d::PrefixStore>("group", store);
+  const auto there = c10::make_intrusive<SlowStore>("group", store);
+  const auto call = [&](int rank, const c10::intrusive_ptr<c10d::Store>& its) {
+    return called_by(rank, its, seconds(60), AfterRollCall::may_leave, "same");
+  };
+  std::thread other([&] { call(1, there); });
+  call(0, here);
+  EXPECT_TRUE(there->has_read);
+  other.join();
+  EXPECT_FALSE(here->check({"roll_call/1/read"}));
+}
+
+TEST(RollCall, RankZeroDoesNotWaitForARankThatCalledAnother) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto call = [&](int rank) {
+    return called_by(
+        rank, store, seconds(60),
+        rank == 0 ? AfterRollCall::may_leave : AfterRollCall::goes_on);
+  };
+  std::thread other(call, 1);
+  EXPECT_THAT(call(0), ElementsAre("one", "two"));
+  other.join();
+  EXPECT_FALSE(store->check({"roll_call/1/read"}));
 }
 
 }  // namespace

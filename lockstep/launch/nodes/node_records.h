@@ -7,8 +7,8 @@
 #include "lockstep/launch/nodes/elastic_rules.h"
 #include "lockstep/launch/nodes/round.h"
 
-// What the agents of a job write into their store, and read from it, as text:
-// the records of NodeProtocol. Every function that reads throws ForeignRecord
+// The records of NodeProtocol, which the agents of a job write into their store
+// and read from it as text. Every function that reads throws ForeignRecord
 // (agent_store.h) if no agent of this version can have written what it reads.
 namespace lockstep::internal {
 
