@@ -1,5 +1,5 @@
-// What the host of the store does besides: it looks for lost nodes and, if
-// nodes may come and go, begins rounds and ends them.
+// The host of the store does more than the other nodes: it looks for lost ones
+// and, if nodes may come and go, begins rounds and ends them.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
