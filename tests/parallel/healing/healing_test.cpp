@@ -690,8 +690,9 @@ TEST_F(HealingHosts, AllRestartIfOneIsLostAtTheEnd) {
     EXPECT_THAT(restarted.ended.err, Not(HasSubstr("restart 2")));
     EXPECT_THAT(restarted.ended.err, Not(HasSubstr("healing 2")));
     if (rest.empty()) continue;
-    EXPECT_THAT(restarted.ended.err,
-                HasSubstr("this is not healed: a rank has ended its training"));
+    EXPECT_THAT(
+        restarted.ended.err,
+        HasSubstr("cannot take its place: a rank has ended its training"));
   }
 }
 
