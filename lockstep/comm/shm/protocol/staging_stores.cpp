@@ -12,7 +12,10 @@ using kernels::Stores;
 
 constexpr int kCompared = 16;
 constexpr int kShortestPause = 64;
-constexpr int kLongestPause = 2048;
+constexpr int kLongestPause = 512;
+// So many calls in a row that take so much longer than usual end a pause.
+constexpr int kSlowCalls = 4;
+constexpr double kSlower = 1.5;
 // The way must not change for a difference that chance makes.
 constexpr double kClearly = 0.9;
 constexpr double kFar = 1.3;
@@ -38,11 +41,14 @@ Stores StagingStores::draw() {
 void StagingStores::took(CollectiveKind kind, size_t bytes,
                          std::chrono::nanoseconds time) {
   Calls& calls = calls_.at(key(kind, bytes));
+  const double per_byte =
+      static_cast<double>(std::max<int64_t>(time.count(), 1)) /
+      static_cast<double>(bytes);
   if (calls.left > 0) {
-    --calls.left;
+    calls.slow = per_byte > kSlower * calls.usual ? calls.slow + 1 : 0;
+    calls.left = calls.slow == kSlowCalls ? 0 : calls.left - 1;
   } else {
-    compare(calls, static_cast<double>(std::max<int64_t>(time.count(), 1)) /
-                       static_cast<double>(bytes));
+    compare(calls, per_byte);
   }
   calls.next = calls.left > 0 ? calls.best : draw();
 }
@@ -66,6 +72,8 @@ void StagingStores::compare(Calls& calls, double time) {
                     ? kShortestPause
                     : std::min(4 * calls.pause, kLongestPause);
   calls.left = calls.pause;
+  calls.usual = tried(calls.best).least;
+  calls.slow = 0;
   calls.tried = {};
 }
 

@@ -28,7 +28,8 @@ enum class CollectiveKind : uint8_t;
 // way or the other, by chance, and the least times decide, as a rank that was
 // preempted makes a call long. A way that was not the best before, and is far
 // from it, is tried twice only. Then follow 64 calls in the better way, four
-// times as many each time the other way is not better again, at most 2,048.
+// times as many each time the other way is not better again, at most 512; and
+// fewer if several calls in a row are slow, as when the cores have moved.
 class StagingStores {
  public:
   // Returns how to write in the next such call; `bytes` are those of the call.
@@ -48,6 +49,8 @@ class StagingStores {
     std::array<Tried, 2> tried{};  // by kernels::Stores
     int left = 0;                  // calls until the next comparison
     int pause = 0;                 // calls between the last one and that
+    double usual = 0;              // the least of `best` in the last one
+    int slow = 0;                  // calls in a row that took longer
   };
   static std::pair<CollectiveKind, int> key(CollectiveKind kind, size_t bytes);
   kernels::Stores draw();
