@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 
+#include "lockstep/base/interruption.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/group_inside.h"
@@ -14,7 +15,7 @@ namespace lockstep::internal {
 namespace {
 
 // How long rank 0 waits for ranks that have come, but are slow.
-constexpr std::chrono::seconds kAllRead{5};
+constexpr std::chrono::seconds kAllRead{2};
 
 std::string key(uint64_t number, const std::string& leaf) {
   return "roll_call/" + std::to_string(number) + "/" + leaf;
@@ -46,26 +47,29 @@ std::string key(uint64_t number, int rank) {
   throw RollCallError(agreed);
 }
 
-// Says that this rank has read. Waits, for `allowed` at most, until `readers`
-// ranks have.
-void await_readers(c10d::Store& store, uint64_t number, int64_t readers,
-                   std::chrono::milliseconds allowed) {
-  store.add(key(number, "read"), 1);
-  poll_store(Deadline::after(allowed),
-             [&] { return store.add(key(number, "read"), 0) >= readers; });
-}
-
-// The store may leave with rank 0, so it leaves last.
-void let_all_read(const ProcessGroup& group, uint64_t number) {
+// The store may leave with rank 0, so it leaves last. The others ask the store
+// for nothing more.
+void let_all_read(const ProcessGroup& group, uint64_t number,
+                  const Deadline& deadline) {
   auto& store = *inside(group).store();
   const auto& ranks = group.global_ranks();
   if (std::ranges::count(ranks, 0) == 0) return;
-  const bool may_host = ranks[group.rank()] == 0;
+  const std::string count = key(number, "read");
   try {
-    await_readers(store, number, may_host ? group.size() : 0, kAllRead);
-    if (may_host) store.deleteKey(key(number, "read"));
+    if (ranks[group.rank()] != 0) {
+      store.add(count, 1);
+      return;
+    }
+    const int64_t others = group.size() - 1;
+    const auto allowed =
+        std::min<std::chrono::milliseconds>(deadline.remaining(), kAllRead);
+    poll_store(Deadline::after(allowed), [&] {
+      check_interruption();
+      return store.add(count, 0) >= others;
+    });
+    store.deleteKey(count);
   } catch (const c10::Error&) {
-    // Rank 0 has gone since it came.
+    // The store is gone, and with it the rank that hosted it.
   }
 }
 
@@ -75,14 +79,15 @@ std::vector<std::string> last_texts(const ProcessGroup& group,
                                     uint64_t number) {
   auto& store = *inside(group).store();
   std::vector<std::string> texts(group.size());
-  int64_t present = 0;
+  std::vector<std::string> read;
   try {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!has_come(store, key(number, rank))) continue;
       texts[rank] = store.get_to_str(key(number, rank)).substr(1);
-      ++present;
+      read.push_back(key(number, "read/") + std::to_string(rank));
     }
-    await_readers(store, number, present, std::chrono::seconds(1));
+    store.set(key(number, "read/") + std::to_string(group.rank()), "=");
+    store.wait(read, std::chrono::seconds(1));
   } catch (const c10::Error&) {
     // A rank has gone since it came.
   }
@@ -123,7 +128,9 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
   if (number > 1) store.deleteKey(key(number - 1, group.rank()));
   const bool equal =
       std::ranges::adjacent_find(texts, std::not_equal_to<>()) == texts.end();
-  if (after == AfterRollCall::may_leave && equal) let_all_read(group, number);
+  if (after == AfterRollCall::may_leave && equal) {
+    let_all_read(group, number, deadline);
+  }
   return texts;
 }
 

@@ -27,8 +27,7 @@ enum class AfterRollCall {
 // rank order. It uses the group's store, so it depends on no backend and knows
 // which ranks have not come. Keys of the n-th roll call of a group:
 // "roll_call/<n>/<group rank>", which each rank removes after the next roll
-// call; if this one failed, "roll_call/<n>/absent" says why (last_words.h);
-// "roll_call/<n>/read" counts the ranks that have read the texts.
+// call; if this one failed, "roll_call/<n>/absent" says why (last_words.h).
 //
 // Blocks until the deadline at most, and for less than a second after a rank on
 // this host has died or left (life_signs.h). Then it throws RollCallError, the
@@ -36,10 +35,14 @@ enum class AfterRollCall {
 // hosts the store does not leave before the others know. If the store is gone,
 // the error says so, with the rank that hosted it.
 //
-// With `may_leave`, and if the texts are equal, rank 0 returns when all ranks
-// have read them, or after 5 s. With `throws`, the text of a rank that does not
-// come in time is empty, and each rank returns when all that came have read, or
-// after a second: the store may end with the first rank that throws.
+// With `may_leave`, and if the texts are equal, rank 0 returns when the others
+// have read them, after 2 s, or at the deadline: "roll_call/<n>/read" counts
+// them, until rank 0 removes it.
+//
+// With `throws`, the text of a rank that does not come in time is empty, and
+// the call returns when all ranks that came have read the texts, or after a
+// second: the store may end with the first rank that throws.
+// "roll_call/<n>/read/<group rank>" says that a rank has read.
 //
 // If the group's other ranks are imagined (backend_registry.h), each of them
 // gives the text of this rank.

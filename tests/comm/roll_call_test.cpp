@@ -78,7 +78,7 @@ TEST(RollCall, BeforeAnErrorNoRankReturnsUntilAllHaveRead) {
   const auto call = [&](int rank) {
     EXPECT_THAT(called_by(rank, store, seconds(60), AfterRollCall::throws),
                 ElementsAre("one", "two"));
-    EXPECT_EQ(store->add("roll_call/1/read", 0), 2);
+    EXPECT_TRUE(store->check({"roll_call/1/read/0", "roll_call/1/read/1"}));
   };
   std::thread other(call, 1);
   call(0);
@@ -117,8 +117,18 @@ TEST(RollCall, BeforeRanksMayLeaveRankZeroWaitsForAllToRead) {
   EXPECT_FALSE(here->check({"roll_call/1/read"}));
 }
 
+// Counts how often a rank says that it has read, or asks who has.
+class CountingStore : public c10d::HashStore {
+ public:
+  int64_t add(const std::string& key, int64_t value) override {
+    ++adds;
+    return HashStore::add(key, value);
+  }
+  std::atomic<int> adds{0};
+};
+
 TEST(RollCall, RankZeroDoesNotWaitForARankThatCalledAnother) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto store = c10::make_intrusive<CountingStore>();
   const auto call = [&](int rank) {
     return called_by(
         rank, store, seconds(60),
@@ -127,7 +137,21 @@ TEST(RollCall, RankZeroDoesNotWaitForARankThatCalledAnother) {
   std::thread other(call, 1);
   EXPECT_THAT(call(0), ElementsAre("one", "two"));
   other.join();
-  EXPECT_FALSE(store->check({"roll_call/1/read"}));
+  EXPECT_EQ(store->adds, 0);
+}
+
+TEST(RollCall, RankZeroWaitsNoLongerThanItsDeadline) {
+  const auto store = c10::make_intrusive<CountingStore>();
+  const auto call = [&](int rank, milliseconds allowed) {
+    // Rank 1 never says that it has read.
+    return called_by(
+        rank, store, allowed,
+        rank == 0 ? AfterRollCall::may_leave : AfterRollCall::goes_on, "same");
+  };
+  std::thread other([&] { call(1, seconds(60)); });
+  EXPECT_THAT(call(0, seconds(1)), ElementsAre("same", "same"));
+  other.join();
+  EXPECT_GT(store->adds, 1);
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 Reads GoogleTest's XML reports, a file for each program, in BUILD/test-results
 (cmake/LockstepTest.cmake); the JSON of GoogleTest 1.12 lacks the reasons.
 Prints the counts; for each reason why cases were skipped, the programs and how
-many cases each; and why cases failed. Of a failed program without a report,
-because it crashed or is in Python, it prints the end of what ctest has logged.
+many cases each; and why cases failed. Of a failed program that reported no such
+case, because it crashed or is in Python, it prints the end of what ctest has
+logged.
 Python programs that crashed and were started again (python_peer.h) are listed
 at the end.
 """
@@ -39,8 +40,9 @@ def indented(lines):
     return "".join(f"    {line}\n" for line in lines)
 
 
-def programs_without_report(build, reported):
-    """Yields the failed programs that have none, with the end of their output."""
+def other_failures(build, told):
+    """Yields the failed programs that are not in `told`, with the end of their
+    output."""
     logs = build / "Testing" / "Temporary"
     failed = logs / "LastTestsFailed.log"
     if not failed.exists():
@@ -48,7 +50,7 @@ def programs_without_report(build, reported):
     log = (logs / "LastTest.log").read_text(errors="replace")
     for line in failed.read_text().splitlines():
         name = line.partition(":")[2]
-        if name in reported:
+        if name in told:
             continue
         output = re.search(rf"^\d+/\d+ Testing: {re.escape(name)}$.*?^-{{58}}$(.*?)"
                            r"^<end of output>$", log, re.DOTALL | re.MULTILINE)
@@ -62,7 +64,7 @@ def counted(number, noun):
 def main():
     build = pathlib.Path(sys.argv[1])
     results = build / "test-results"
-    passed, failed = 0, []
+    passed, failed, told = 0, [], set()
     skipped = collections.defaultdict(collections.Counter)
     reports = sorted(results.glob("*.xml"))
     for report in reports:
@@ -75,19 +77,22 @@ def main():
                 text = case.find("failure").get("message", "").splitlines()
                 failed.append((f"{report.stem}: {case.get('classname')}.{case.get('name')}",
                                text[:LINES]))
+                told.add(report.stem)
             else:
                 passed += 1
 
+    others = list(other_failures(build, told))
+    more = f" and {counted(len(others), 'other program')}" if others else ""
     total = sum(count for by in skipped.values() for count in by.values())
     print(
-        f"{counted(passed, 'case')} passed, {len(failed)} failed, "
+        f"{counted(passed, 'case')} passed, {len(failed)} failed"
+        f"{more}, "
         f"{total} skipped in {counted(len(reports), 'program')}"
     )
     for reason, programs in sorted(skipped.items()):
         names = ", ".join(f"{name} ({count})" for name, count in programs.items())
         print(f"  skipped: {reason}: {names}")
-    failed += programs_without_report(build, {report.stem for report in reports})
-    for name, lines in failed:
+    for name, lines in failed + others:
         print(f"  failed: {name}\n{indented(lines)}", end="")
     crashes = results / "python_crashes.txt"
     for line in crashes.read_text().splitlines() if crashes.exists() else []:

@@ -14,7 +14,9 @@ namespace {
 using kernels::Stores;
 using std::chrono::microseconds;
 
-constexpr size_t kBytes = 1 << 20;
+constexpr StagedCalls kCalls{.kind = CollectiveKind::all_reduce,
+                             .dtype = kernels::DType::float32,
+                             .bytes = 1 << 20};
 
 // Calls that take a given time in each way.
 struct Machine {
@@ -24,15 +26,13 @@ struct Machine {
 
 // Returns how many of the next `calls` were done past the caches.
 int streamed(StagingStores& stores, const Machine& machine, int calls,
-             size_t bytes = kBytes,
-             CollectiveKind kind = CollectiveKind::all_reduce) {
+             const StagedCalls& like = kCalls) {
   int count = 0;
   for (int call = 0; call < calls; ++call) {
-    const bool streams = stores.next(kind, bytes) == Stores::streaming;
+    const bool streams = stores.next(like) == Stores::streaming;
     count += streams;
-    stores.took(
-        kind, bytes,
-        microseconds(streams ? machine.streaming(call) : machine.cached(call)));
+    stores.took(like, microseconds(streams ? machine.streaming(call)
+                                           : machine.cached(call)));
   }
   return count;
 }
@@ -43,7 +43,7 @@ Machine constant(int cached, int streaming) {
 
 TEST(StagingStores, BeginWithTheCaches) {
   StagingStores stores;
-  EXPECT_EQ(stores.next(CollectiveKind::all_reduce, kBytes), Stores::cached);
+  EXPECT_EQ(stores.next(kCalls), Stores::cached);
 }
 
 TEST(StagingStores, TakeTheBetterWayAndTryTheOtherOneRarely) {
@@ -81,13 +81,18 @@ TEST(StagingStores, ChooseByTheLeastTimes) {
   EXPECT_GE(streamed(stores, machine, 1'000), 950);
 }
 
-TEST(StagingStores, DifferByTheSizeAndTheKindOfTheCall) {
+TEST(StagingStores, DifferByTheSizeAndTheKindAndTheDtypeOfTheCall) {
   StagingStores stores;
   streamed(stores, constant(400, 200), 100);
-  EXPECT_LE(streamed(stores, constant(100, 400), 100, 4 * kBytes), 10);
-  EXPECT_LE(streamed(stores, constant(100, 400), 100, kBytes,
-                     CollectiveKind::all_gather),
-            10);
+  auto larger = kCalls;
+  larger.bytes *= 4;
+  auto gathers = kCalls;
+  gathers.kind = CollectiveKind::all_gather;
+  auto halves = kCalls;
+  halves.dtype = kernels::DType::bfloat16;
+  for (const auto& others : {larger, gathers, halves}) {
+    EXPECT_LE(streamed(stores, constant(100, 400), 100, others), 10);
+  }
   EXPECT_GE(streamed(stores, constant(400, 200), 50), 40);
 }
 

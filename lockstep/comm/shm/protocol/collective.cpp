@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "lockstep/base/number_list.h"
 
@@ -64,7 +65,8 @@ Collective::Collective(Core& core, const What& what, milliseconds timeout)
       number_(core.sequence + 1),
       user_(current_call()),
       own_(core.segment.announcement(core.rank, number_)),
-      patience_(timeout) {
+      patience_(timeout),
+      exceptions_(std::uncaught_exceptions()) {
   core.waiting.throw_if_broken();
   core.standstill.thread_comes();
   core.registered.look_if_told();
@@ -106,16 +108,19 @@ std::byte* Collective::room(size_t bytes) {
 }
 
 Collective::~Collective() {
-  if (!all_have_come_) return;
-  core_.staging_stores.took(what_.operation, staged_,
-                            Clock::now() - *all_have_come_);
+  if (!all_have_come_ || std::uncaught_exceptions() > exceptions_) return;
+  core_.staging_stores.took(staged_calls(), Clock::now() - *all_have_come_);
+}
+
+StagedCalls Collective::staged_calls() const {
+  return {.kind = what_.operation, .dtype = what_.dtype, .bytes = staged_};
 }
 
 void Collective::announce(uint64_t bytes, size_t staged) {
   own_.flags = 0;
   if (core_.rank == 0 && staged != 0) {
     staged_ = staged;
-    if (core_.staging_stores.next(what_.operation, staged) ==
+    if (core_.staging_stores.next(staged_calls()) ==
         kernels::Stores::streaming) {
       own_.flags = kPastCaches;
     }

@@ -81,7 +81,7 @@ class Collective {
 
   // `bytes` is the size of this rank's data, which is in room() or will be
   // staged. `staged` are the bytes that go through staging memory in this call,
-  // as far as this rank knows, for rank 0's StagingStores.
+  // for rank 0's StagingStores; 0 if its time does not tell that of the others.
   void announce(uint64_t bytes, size_t staged = 0);
   // Announces data that lies in registered memory.
   void announce(RegisteredMemory::Place place);
@@ -124,6 +124,7 @@ class Collective {
   using Clock = std::chrono::steady_clock;
 
   bool has_come(int peer, std::memory_order order) const;
+  StagedCalls staged_calls() const;
   void finish_announcement();
   void wait_slowly();
   void await_slowly(int peer, const std::atomic<uint64_t>& counter,
@@ -142,6 +143,7 @@ class Collective {
   Patience patience_;
   // On rank 0, if the call goes through staging memory.
   size_t staged_ = 0;
+  const int exceptions_;  // that were under way when the call began
   std::optional<Clock::time_point> all_have_come_{};
 };
 

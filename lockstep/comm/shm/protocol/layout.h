@@ -38,7 +38,7 @@ struct alignas(kCacheLine) Announcement {
   uint8_t operation;
   uint8_t dtype;
   uint8_t reduce_op;
-  uint8_t flags;    // of this rank alone; not compared
+  uint8_t flags;    // not compared
   uint64_t agreed;  // elements, bytes or kSizesDiffer; compared
   // The size of this rank's data, or the number of the registered region that
   // holds it; not compared.

@@ -22,12 +22,6 @@ size_t total(std::span<const ConstBytes> pieces) {
   return bytes;
 }
 
-size_t largest(std::span<const Bytes> outputs) {
-  size_t bytes = 0;
-  for (const auto& output : outputs) bytes = std::max(bytes, output.size);
-  return bytes;
-}
-
 // Copies [offset, offset + size) of `pieces` laid end to end.
 void copy_range(std::byte* to, std::span<const ConstBytes> pieces,
                 size_t offset, size_t size,
@@ -63,13 +57,13 @@ class Movement {
   Movement(Core& core, Collective& call, std::span<const ConstBytes> stream)
       : core_(core), call_(call), stream_(stream), bytes_(total(stream)) {}
 
-  // `taken`: the most that this rank takes from another one.
-  void announce(size_t taken = 0) {
+  // `all_take`: every rank takes from all others, so that the time of one tells
+  // that of all.
+  void announce(bool all_take = false) {
     if (bytes_ != 0 && is_short(bytes_)) {
       copy_range(call_.room(bytes_), stream_, 0, bytes_);
     }
-    const size_t longest = std::max(bytes_, taken);
-    call_.announce(bytes_, is_short(longest) ? 0 : longest);
+    call_.announce(bytes_, all_take && !is_short(bytes_) ? bytes_ : 0);
     call_.wait_for_all();
   }
 
@@ -159,7 +153,7 @@ void Group::broadcast(Bytes data, int root, DType dtype, milliseconds timeout) {
   const Take take{.from = root, .offset = 0, .to = data};
   const bool is_root = core_->rank == root;
   Movement movement(*core_, call, {&source, is_root ? 1u : 0u});
-  movement.announce(data.size);
+  movement.announce();
   movement.run({&take, is_root ? 0u : 1u});
 }
 
@@ -187,7 +181,7 @@ void Group::all_gather(std::span<const Bytes> outputs, ConstBytes input,
     }
   }
   Movement movement(*core_, call, {&input, 1});
-  movement.announce(largest(outputs));
+  movement.announce(/*all_take=*/true);
   if (!even) call.compare_sizes();
   copy_own(outputs[core_->rank], input);
   movement.run(takes);
@@ -213,7 +207,7 @@ void Group::gather(std::span<const Bytes> outputs, ConstBytes input, int root,
     }
   }
   Movement movement(*core_, call, {&input, is_root ? 0u : 1u});
-  movement.announce(largest(outputs));
+  movement.announce();
   call.compare_sizes();
   if (is_root) copy_own(outputs[root], input);
   movement.run(takes);
@@ -237,7 +231,7 @@ void Group::scatter(Bytes output, std::span<const ConstBytes> inputs, int root,
     if (is_root && peer != root) stream.push_back(inputs[peer]);
   }
   Movement movement(*core_, call, stream);
-  movement.announce(output.size);
+  movement.announce();
   call.compare_sizes();
   if (is_root) {
     copy_own(output, inputs[root]);
@@ -273,7 +267,7 @@ void Group::all_to_all(std::span<const Bytes> outputs,
     sizes[n + peer] = outputs[peer].size;
   }
   Movement movement(*core_, call, stream);
-  movement.announce();
+  movement.announce(/*all_take=*/true);
   call.compare_sizes();
   std::vector<Take> takes;
   for (int step = 1; step < n; ++step) {

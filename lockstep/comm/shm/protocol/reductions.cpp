@@ -232,7 +232,7 @@ void reduce_large(const Reduction& r) {
   if (place) {
     r.call.announce(*place);
   } else {
-    r.call.announce(0, bytes);
+    r.call.announce(0, r.has_result(r.core.rank) ? bytes : 0);
   }
   r.call.wait_for_all();
   std::array<std::byte*, kMaxRanks> data;

@@ -23,13 +23,13 @@ constexpr int kTriedIfFar = 2;
 
 }  // namespace
 
-std::pair<CollectiveKind, int> StagingStores::key(CollectiveKind kind,
-                                                  size_t bytes) {
-  return {kind, std::bit_width(bytes)};
+StagingStores::Key StagingStores::key(const StagedCalls& calls) {
+  return {calls.kind, calls.dtype,
+          static_cast<int>(std::bit_width(calls.bytes))};
 }
 
-Stores StagingStores::next(CollectiveKind kind, size_t bytes) {
-  return calls_[key(kind, bytes)].next;
+Stores StagingStores::next(const StagedCalls& calls) {
+  return choices_[key(calls)].next;
 }
 
 // A linear congruential generator, whose high bits are the random ones.
@@ -38,43 +38,43 @@ Stores StagingStores::draw() {
   return random_ >> 31 == 0 ? Stores::cached : Stores::streaming;
 }
 
-void StagingStores::took(CollectiveKind kind, size_t bytes,
+void StagingStores::took(const StagedCalls& calls,
                          std::chrono::nanoseconds time) {
-  Calls& calls = calls_.at(key(kind, bytes));
+  Choice& choice = choices_.at(key(calls));
   const double per_byte =
       static_cast<double>(std::max<int64_t>(time.count(), 1)) /
-      static_cast<double>(bytes);
-  if (calls.left > 0) {
-    calls.slow = per_byte > kSlower * calls.usual ? calls.slow + 1 : 0;
-    calls.left = calls.slow == kSlowCalls ? 0 : calls.left - 1;
+      static_cast<double>(calls.bytes);
+  if (choice.left > 0) {
+    choice.slow = per_byte > kSlower * choice.usual ? choice.slow + 1 : 0;
+    choice.left = choice.slow == kSlowCalls ? 0 : choice.left - 1;
   } else {
-    compare(calls, per_byte);
+    compare(choice, per_byte);
   }
-  calls.next = calls.left > 0 ? calls.best : draw();
+  choice.next = choice.left > 0 ? choice.best : draw();
 }
 
-void StagingStores::compare(Calls& calls, double time) {
+void StagingStores::compare(Choice& choice, double time) {
   const auto other =
-      calls.best == Stores::cached ? Stores::streaming : Stores::cached;
+      choice.best == Stores::cached ? Stores::streaming : Stores::cached;
   const auto tried = [&](Stores stores) -> Tried& {
-    return calls.tried[static_cast<size_t>(stores)];
+    return choice.tried[static_cast<size_t>(stores)];
   };
-  ++tried(calls.next).calls;
-  tried(calls.next).least = std::min(tried(calls.next).least, time);
-  const Tried best = tried(calls.best);
+  ++tried(choice.next).calls;
+  tried(choice.next).least = std::min(tried(choice.next).least, time);
+  const Tried best = tried(choice.best);
   const Tried now = tried(other);
   const bool is_far = std::min(best.calls, now.calls) >= kTriedIfFar &&
                       now.least > kFar * best.least;
   if (!is_far && best.calls + now.calls < kCompared) return;
   const bool changes = now.least < kClearly * best.least;
-  if (changes) calls.best = other;
-  calls.pause = changes || calls.pause == 0
-                    ? kShortestPause
-                    : std::min(4 * calls.pause, kLongestPause);
-  calls.left = calls.pause;
-  calls.usual = tried(calls.best).least;
-  calls.slow = 0;
-  calls.tried = {};
+  if (changes) choice.best = other;
+  choice.pause = changes || choice.pause == 0
+                     ? kShortestPause
+                     : std::min(4 * choice.pause, kLongestPause);
+  choice.left = choice.pause;
+  choice.usual = tried(choice.best).least;
+  choice.slow = 0;
+  choice.tried = {};
 }
 
 }  // namespace lockstep::internal::shm

@@ -6,13 +6,20 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "lockstep/kernels/kernels.h"
 
 namespace lockstep::internal::shm {
 
 enum class CollectiveKind : uint8_t;
+
+// Calls that are alike, so that their times can be compared.
+struct StagedCalls {
+  CollectiveKind kind{};
+  kernels::DType dtype{};
+  size_t bytes = 0;  // the next power of two counts
+};
 
 // How a rank writes what its peers will read from staging memory: by what
 // earlier calls took. One object per group and rank, for one thread at a time.
@@ -24,7 +31,7 @@ enum class CollectiveKind : uint8_t;
 // is: a virtual machine does not know its host's caches, and its cores move
 // between them while a program runs.
 //
-// So calls of about the same size are compared: 16 of them are done in the one
+// So calls that are alike are compared: 16 of them are done in the one
 // way or the other, by chance, and the least times decide, as a rank that was
 // preempted makes a call long. A way that was not the best before, and is far
 // from it, is tried twice only. Then follow 64 calls in the better way, four
@@ -32,10 +39,10 @@ enum class CollectiveKind : uint8_t;
 // fewer if several calls in a row are slow, as when the cores have moved.
 class StagingStores {
  public:
-  // Returns how to write in the next such call; `bytes` are those of the call.
-  kernels::Stores next(CollectiveKind kind, size_t bytes);
+  // Returns how to write in the next such call.
+  kernels::Stores next(const StagedCalls& calls);
   // Tells how long that call took, from the last announcement to its end.
-  void took(CollectiveKind kind, size_t bytes, std::chrono::nanoseconds time);
+  void took(const StagedCalls& calls, std::chrono::nanoseconds time);
 
  private:
   // The calls of a comparison that were done in one way.
@@ -43,7 +50,7 @@ class StagingStores {
     int calls = 0;
     double least = std::numeric_limits<double>::infinity();  // ns per byte
   };
-  struct Calls {
+  struct Choice {
     kernels::Stores best = kernels::Stores::cached;
     kernels::Stores next = kernels::Stores::cached;
     std::array<Tried, 2> tried{};  // by kernels::Stores
@@ -52,11 +59,12 @@ class StagingStores {
     double usual = 0;              // the least of `best` in the last one
     int slow = 0;                  // calls in a row that took longer
   };
-  static std::pair<CollectiveKind, int> key(CollectiveKind kind, size_t bytes);
+  using Key = std::tuple<CollectiveKind, kernels::DType, int>;
+  static Key key(const StagedCalls& calls);
   kernels::Stores draw();
-  static void compare(Calls& calls, double time);
+  static void compare(Choice& choice, double time);
 
-  std::map<std::pair<CollectiveKind, int>, Calls> calls_;
+  std::map<Key, Choice> choices_;
   uint32_t random_ = 1;
 };
 
