@@ -117,7 +117,7 @@ TEST(RollCall, BeforeRanksMayLeaveRankZeroWaitsForAllToRead) {
   EXPECT_FALSE(here->check({"roll_call/1/read"}));
 }
 
-// Counts how often a rank says that it has read, or asks who has.
+// Counts how often a rank says that it has read, or asks which ranks have.
 class CountingStore : public c10d::HashStore {
  public:
   int64_t add(const std::string& key, int64_t value) override {
