@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -133,6 +134,33 @@ TEST_F(RunDirectoryTest, TheNextLaunchRemovesWhatAKilledLauncherLeft) {
   EXPECT_EQ(left(), 2U);
   EXPECT_TRUE(fs::exists(running.attempt_directory(0).parent_path()));
   EXPECT_TRUE(fs::exists(next.attempt_directory(0).parent_path()));
+}
+
+// A bug: a launcher that was killed before it had marked its directory left it
+// for ever.
+TEST_F(RunDirectoryTest, AnEmptyDirectoryOfYesterdayIsRemoved) {
+  const auto make = [&](const std::string& name, fs::perms mode, bool old) {
+    const fs::path path = folder_.file(name);
+    fs::create_directory(path);
+    if (name == "lockstep_filled") std::ofstream(path / "data") << "\n";
+    fs::permissions(path, mode);
+    if (old) {
+      fs::last_write_time(
+          path, fs::file_time_type::clock::now() - std::chrono::hours(25));
+    }
+    return path;
+  };
+  const auto mkdtemp_mode = fs::perms::owner_all;
+  const auto of_user = mkdtemp_mode | fs::perms::group_read;
+  const auto killed = make("lockstep_aB3dE6", mkdtemp_mode, /*old=*/true);
+  const std::vector<fs::path> others = {
+      make("lockstep_longer_name", mkdtemp_mode, /*old=*/true),
+      make("lockstep_begun1", mkdtemp_mode, /*old=*/false),
+      make("lockstep_filled", mkdtemp_mode, /*old=*/true),
+      make("lockstep_output", of_user, /*old=*/true)};
+  const auto next = RunDirectory::create(std::nullopt, "job");
+  EXPECT_FALSE(fs::exists(killed));
+  for (const auto& other : others) EXPECT_TRUE(fs::exists(other)) << other;
 }
 
 // A bug: kept logs of a job with the id "lockstep", below TMPDIR, were taken

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <random>
 #include <string>
 #include <thread>
@@ -52,6 +53,14 @@ class Soak : public NodesTest {
   // A launcher that is killed before its agent has started leaves its temporary
   // directory to the next launch.
   void remove_what_the_killed_left() {
+    // A launcher that is killed before it has marked its directory leaves it
+    // for a day.
+    const auto yesterday =
+        std::filesystem::file_time_type::clock::now() - std::chrono::hours(25);
+    for (const auto& one :
+         std::filesystem::directory_iterator(scratch().parent_path() / "tmp")) {
+      std::filesystem::last_write_time(one.path(), yesterday);
+    }
     EXPECT_EQ(run_script({}, "true").exit_code, 0);
   }
 

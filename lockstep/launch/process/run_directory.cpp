@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -125,6 +126,20 @@ void remove_unless_locked(const fs::path& directory) {
   }
 }
 
+// Removes `directory` if it can only be that of a launcher that was killed
+// before it wrote the mark: it is empty since a day, and its name and mode are
+// those that mkdtemp() gives.
+void remove_unmarked(const fs::path& directory, const struct stat& status) {
+  constexpr size_t kRandom = std::string_view("_XXXXXX").size();
+  constexpr time_t kDay = 24 * 60 * 60;
+  if (directory.filename().string().size() ==
+          std::string_view(kTemporaryStem).size() + kRandom &&
+      (status.st_mode & 07777) == 0700 &&
+      ::time(nullptr) - status.st_mtime > kDay) {
+    ::rmdir(directory.c_str());  // fails if it is not empty
+  }
+}
+
 // Removes what earlier launches of this user have left in `parent`: the
 // directories with nothing to keep, whose launchers were killed, and those of
 // failed jobs, except for the newest.
@@ -138,7 +153,11 @@ void remove_left(const fs::path& parent) {
     if (!path.filename().string().starts_with(std::string(kTemporaryStem) +
                                               "_") ||
         ::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-        status.st_uid != ::geteuid() || !open_left_file(path, kTemporaryMark)) {
+        status.st_uid != ::geteuid()) {
+      continue;
+    }
+    if (!open_left_file(path, kTemporaryMark)) {
+      remove_unmarked(path, status);
       continue;
     }
     if (!has_attempt_to_keep(path)) {
