@@ -118,7 +118,7 @@ TEST(RollCall, BeforeRanksMayLeaveRankZeroWaitsForAllToRead) {
 }
 
 // Counts how often a rank says that it has read, or asks which ranks have.
-class CountingStore : public c10d::HashStore {
+class ReadersStore : public c10d::HashStore {
  public:
   int64_t add(const std::string& key, int64_t value) override {
     ++adds;
@@ -128,7 +128,7 @@ class CountingStore : public c10d::HashStore {
 };
 
 TEST(RollCall, RankZeroDoesNotWaitForARankThatCalledAnother) {
-  const auto store = c10::make_intrusive<CountingStore>();
+  const auto store = c10::make_intrusive<ReadersStore>();
   const auto call = [&](int rank) {
     return called_by(
         rank, store, seconds(60),
@@ -141,7 +141,7 @@ TEST(RollCall, RankZeroDoesNotWaitForARankThatCalledAnother) {
 }
 
 TEST(RollCall, RankZeroWaitsNoLongerThanItsDeadline) {
-  const auto store = c10::make_intrusive<CountingStore>();
+  const auto store = c10::make_intrusive<ReadersStore>();
   const auto call = [&](int rank, milliseconds allowed) {
     // Rank 1 never says that it has read.
     return called_by(
