@@ -120,7 +120,9 @@ struct MonitoredBarrierOptions {
 // A barrier that names the ranks that are missing: at the timeout every rank
 // that has come throws c10::DistBackendError with the ranks that have not.
 // (Python's names one of them, or all of them on rank 0 with wait_all_ranks.)
-// Always blocks.
+// Always blocks. Rank 0, with which the store may leave, returns when the
+// others know that all have come: at the timeout at the latest, and after 2 s
+// at most.
 //
 // It uses the group's store, not its backend: it takes some 0.3 ms a rank, and
 // works with any backend, even while the backend hangs. All ranks must be

@@ -16,7 +16,7 @@ class RollCallError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The use that ranks make of a roll call: afterwards each
+// Says what each rank does after a roll call.
 enum class AfterRollCall {
   goes_on,    // with a collective, for instance
   may_leave,  // rank 0, too, which may host the store

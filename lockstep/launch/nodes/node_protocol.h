@@ -149,7 +149,8 @@ class JobClosed : public std::runtime_error {
 // If nodes may come and go (NodeDescription::elastic()), a node rank is what a
 // node takes when it joins; its place among the nodes of a round is in the
 // round's plan, and may be another in the next round. The host of the store
-// decides which nodes take part (elastic_rules.h).
+// decides which nodes take part (elastic_rules.h). Its part of this class is in
+// store_host.cpp.
 //
 // If a node of a job that heals is lost while all workers can be healed and a
 // spare node waits, the round goes on: the spare node takes the rank and the

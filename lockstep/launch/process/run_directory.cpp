@@ -127,8 +127,8 @@ void remove_unless_locked(const fs::path& directory) {
 }
 
 // Removes `directory` if it can only be that of a launcher that was killed
-// before it wrote the mark: it is empty since a day, and its name and mode are
-// those that mkdtemp() gives.
+// before it wrote the mark: it has been empty for a day, and its name and mode
+// are those that mkdtemp() gives.
 void remove_unmarked(const fs::path& directory, const struct stat& status) {
   constexpr size_t kRandom = std::string_view("_XXXXXX").size();
   constexpr time_t kDay = 24 * 60 * 60;

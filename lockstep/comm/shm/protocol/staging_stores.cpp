@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "lockstep/comm/shm/protocol/collective.h"
-
 namespace lockstep::internal::shm {
 namespace {
 

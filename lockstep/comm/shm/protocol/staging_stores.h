@@ -31,8 +31,8 @@ struct StagedCalls {
 // is: a virtual machine does not know its host's caches, and its cores move
 // between them while a program runs.
 //
-// So calls that are alike are compared: 16 of them are done in the one
-// way or the other, by chance, and the least times decide, as a rank that was
+// So calls that are alike are compared: 16 of them are done in the one way or
+// the other, by chance, and the least times decide, as a rank that was
 // preempted makes a call long. A way that was not the best before, and is far
 // from it, is tried twice only. Then follow 64 calls in the better way, four
 // times as many each time the other way is not better again, at most 512; and
