@@ -13,7 +13,7 @@ function(lockstep_use_plain_test_pch target)
 endfunction()
 
 # lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH [PLAIN_MAIN]]
-#               [SANITIZERS ...])
+#               [SANITIZERS ...] [SLOW_CASES ...])
 #
 # Adds one test program and one ctest entry: the cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
@@ -22,7 +22,9 @@ endfunction()
 # LibTorch. PLAIN_MAIN: the program includes LibTorch but has no ranks.
 # SANITIZERS: `address`, `thread` or both, if the preset of that sanitizer is to
 # build and run the program (target sanitized_tests, label `sanitized`). Such a
-# program must not link LibTorch, which is not instrumented.
+# program must not link LibTorch, which is not instrumented. SLOW_CASES: patterns
+# of GoogleTest for cases that vary what other cases of the program test, and take
+# long; they are a ctest entry of their own, NAME_slow with the label `slow`.
 #
 # Programs run side by side. Of those with the label `faults`, whose ranks must
 # notice deaths soon, one runs at a time. With a sanitizer, which makes ranks
@@ -32,7 +34,7 @@ endfunction()
 # (harness/summary.py).
 function(lockstep_test name)
   cmake_parse_arguments(arg "TORCH;PLAIN_MAIN" ""
-                        "SOURCES;LABELS;LIBRARIES;SANITIZERS"
+                        "SOURCES;LABELS;LIBRARIES;SANITIZERS;SLOW_CASES"
                         ${ARGN})
   # Seconds until ctest kills the program, in case its own deadlines fail. On a
   # busy machine programs take ten times as long as they need.
@@ -56,7 +58,16 @@ function(lockstep_test name)
     target_link_libraries(${name} PRIVATE lockstep_test_main)
   endif()
   target_link_libraries(${name} PRIVATE GTest::gmock ${arg_LIBRARIES})
-  add_test(NAME ${name} COMMAND ${name})
+  if(arg_SLOW_CASES)
+    list(JOIN arg_SLOW_CASES : slow_cases)
+    add_test(NAME ${name} COMMAND ${name} --gtest_filter=-${slow_cases})
+    add_test(NAME ${name}_slow COMMAND ${name} --gtest_filter=${slow_cases})
+    set_tests_properties(${name}_slow PROPERTIES
+      LABELS slow TIMEOUT 3600 SKIP_RETURN_CODE 77 RESOURCE_LOCK faults
+      FIXTURES_REQUIRED leftovers)
+  else()
+    add_test(NAME ${name} COMMAND ${name})
+  endif()
   set(alone OFF)
   if(LOCKSTEP_SANITIZE AND
      (faults IN_LIST arg_LABELS OR multiprocess IN_LIST arg_LABELS))

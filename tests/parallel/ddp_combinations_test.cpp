@@ -230,6 +230,11 @@ void train_cells(const World& world, std::vector<Cell> cells, size_t every) {
 
 WORLD_TEST(DdpCombinations, OnSharedMemory, 2, 3) {
   auto group = init_process_group("lockstep");
+  train_cells(world, table(), world.size == 2 ? 3 : 9);
+}
+
+WORLD_TEST(DdpCombinations, EachOnSharedMemory, 2, 3) {
+  auto group = init_process_group("lockstep");
   train_cells(world, table(), world.size == 2 ? 1 : 3);
 }
 

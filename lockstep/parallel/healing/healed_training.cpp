@@ -29,6 +29,7 @@
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/reconfigure.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/healing/buddy_copies.h"
 #include "lockstep/parallel/healing/generation_watch.h"
 #include "lockstep/parallel/healing/generations.h"
 #include "lockstep/parallel/healing/loop_position.h"
@@ -42,6 +43,7 @@
 namespace lockstep {
 namespace {
 
+using internal::BuddyCopies;
 using internal::FileDescriptor;
 using internal::Generations;
 using internal::GenerationWatch;
@@ -67,29 +69,39 @@ std::string own_words(std::string causes) {
 
 class HealedTraining::Work {
  public:
-  explicit Work(TrainingState& state) : state_(state) {
+  Work(TrainingState& state, const HealedTrainingOptions& options)
+      : state_(state) {
     if (!internal::job_heals() || !is_the_first()) return;
     if (state_.model) parameters_.emplace(state_);
     require_healable();
     generations_.emplace();
-    if (internal::get_env_int("GROUP_WORLD_SIZE", 1, 1 << 30) > 1) {
-      watch_.emplace(generations_->store());
-    }
     memory_ = internal::take_place_memory();
     record_.emplace(memory_, state_, *parameters_);
+    if (internal::get_env_int("GROUP_WORLD_SIZE", 1, 1 << 30) > 1) {
+      watch_.emplace(generations_->store());
+      if (options.buddy_copies) {
+        internal::require_buddies();
+        record_copies_.emplace(record_->records(), memory_, kSlots);
+      }
+    }
     ranks_ = get_world_size();
     if (internal::groups_are_apart()) {
-      states_.emplace(memory_, RankRecord::kSlots, state_);
+      begin_state_records();
       joins_ = true;
       meet(Clock::now(), nullptr);
       joins_ = false;
-    } else if (is_divided_anywhere()) {
-      states_.emplace(memory_, RankRecord::kSlots, state_);
-      states_->write(position_.steps());
+      if (!record_->has(position_.steps())) write_record(Moment::begun);
+    } else {
+      if (is_divided_anywhere()) {
+        begin_state_records();
+        states_->write(position_.steps());
+      }
+      write_record(Moment::begun);
+      copy_to_buddy();
     }
-    if (!record_->has(position_.steps())) write_record(Moment::begun);
-    internal::tell_agent_heals(
-        true, states_ ? "its state is divided over the ranks" : "");
+    internal::tell_agent_heals(true, states_ && !record_copies_
+                                         ? "its state is divided over the ranks"
+                                         : "");
     // Nobody replaces a process that ends well in the midst of its training.
     living_ = this;
     static const int registered = ::on_exit(
@@ -140,11 +152,13 @@ class HealedTraining::Work {
       position_.set_numbers(before);
       const int64_t steps = position_.steps();
       write_record(Moment::begun);
+      copy_to_buddy();
       const auto marks = parameters_->marks();
       compute();
       if (!states_) {
         parameters_->require_unchanged(marks);
         record_->write(steps + 1, position_.calls(), Moment::computed);
+        copy_to_buddy();
       }
       require_same_place();
       is_whole_ = false;
@@ -229,12 +243,28 @@ class HealedTraining::Work {
         position_.call_has_ended();
         // No rank goes on before all have a record of the new state. If one is
         // lost here, the ranks agree by healing.
-        if (may_go_back_) require_same_place();
+        if (may_go_back_) {
+          copy_to_buddy();
+          require_same_place();
+        }
         may_go_back_ = false;
       } catch (...) {
         heal(std::current_exception());
       }
     }
+  }
+
+  void begin_state_records() {
+    states_.emplace(memory_, RankRecord::kSlots, state_);
+    if (!record_copies_) return;
+    state_copies_.emplace(states_->records(), memory_,
+                          kSlots + RankRecord::kSlots);
+  }
+
+  // Collective, if copies on another host are wanted.
+  void copy_to_buddy() {
+    if (record_copies_) record_copies_->exchange();
+    if (state_copies_) state_copies_->exchange();
   }
 
   // Collective. Returns whether the state of any rank is divided.
@@ -388,6 +418,7 @@ class HealedTraining::Work {
         {"whole", is_whole_ && !joins_},
         {"divided", states_.has_value() && !joins_},
         {"records", usable_records()},
+        {"lost", joins_ && record_->is_empty()},
         {"objects", internal::objects_to_reconfigure()},
         {"kept", parameters_->kept()},
         {"own_changed", own_changed_},
@@ -400,9 +431,16 @@ class HealedTraining::Work {
   // Collective over the new generation: decides which state counts, and lets
   // each rank have it.
   void agree(Clock::time_point began, const std::string& cause) {
-    const auto all = all_gather_object(status());
+    auto all = all_gather_object(status());
     require_same_objects(all);
     require_healable(all, cause);
+    const bool divided = std::ranges::any_of(
+        all, [](const Status& one) { return one.at("divided").get<bool>(); });
+    if (!divided) {
+      state_copies_.reset();
+      states_.reset();
+    }
+    if (give_back_copies(all)) all = all_gather_object(status());
     Healing healing{.cause = own_words(cause),
                     .ranks = static_cast<int>(all.size())};
     bool shrinks = false;
@@ -417,9 +455,6 @@ class HealedTraining::Work {
       own_changed =
           std::max(own_changed, all[r].at("own_changed").get<int64_t>());
     }
-    const bool divided = std::ranges::any_of(
-        all, [](const Status& one) { return one.at("divided").get<bool>(); });
-    if (!divided) states_.reset();
     gives_up_batch_ = false;
     std::exception_ptr failure;
     std::optional<std::string> kept;
@@ -440,6 +475,9 @@ class HealedTraining::Work {
       record_->take_first(position_.steps(), position_.calls(), failure);
     }
     require_same_state(failure);
+    if (record_copies_) record_copies_->start_again();
+    if (state_copies_) state_copies_->start_again();
+    copy_to_buddy();
     internal::run_reconfigured();
     record_->restore_wrappers();
     parameters_->set_loaded_gradients();
@@ -450,6 +488,19 @@ class HealedTraining::Work {
         Clock::now() - began);
     tell(healing, std::exchange(ranks_, healing.ranks));
     healings_.push_back(std::move(healing));
+  }
+
+  // Returns whether ranks of a lost host have got the records of those before
+  // them.
+  bool give_back_copies(const std::vector<Status>& all) {
+    if (!record_copies_) return false;
+    std::vector<int> lost;
+    for (size_t r = 0; r < all.size(); ++r) {
+      if (all[r].at("lost").get<bool>()) lost.push_back(static_cast<int>(r));
+    }
+    record_copies_->give_back(lost);
+    if (state_copies_) state_copies_->give_back(lost);
+    return !lost.empty();
   }
 
   // Objects that make collectives would wait for ones that other ranks do not
@@ -730,6 +781,10 @@ class HealedTraining::Work {
   // Only if the training is divided; in a process that joins also until it is
   // known whether it is.
   std::optional<StateRecords> states_{};
+  // Only with HealedTrainingOptions::buddy_copies, on several hosts.
+  static constexpr size_t kSlots = RankRecord::kSlots + StateRecords::kSlots;
+  std::optional<BuddyCopies> record_copies_{};
+  std::optional<BuddyCopies> state_copies_{};
   int ranks_ = 1;
   bool joins_ = false;    // this process has no state yet
   bool is_whole_ = true;  // no update has been begun and not completed
@@ -747,8 +802,9 @@ class HealedTraining::Work {
   std::vector<Healing> healings_{};
 };
 
-HealedTraining::HealedTraining(TrainingState& state)
-    : work_(std::make_unique<Work>(state)) {}
+HealedTraining::HealedTraining(TrainingState& state,
+                               HealedTrainingOptions options)
+    : work_(std::make_unique<Work>(state, options)) {}
 
 HealedTraining::~HealedTraining() { work_->end(); }
 

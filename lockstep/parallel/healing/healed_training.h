@@ -27,6 +27,15 @@ struct Healing {
   std::chrono::microseconds took{};  // from the failure to the next attempt
 };
 
+struct HealedTrainingOptions {
+  // On several hosts: whether a rank of another host also keeps a copy of what
+  // each rank has of its own. Then a lost host is healed with its generators
+  // and buffers, and if the training is divided. Each step sends this state,
+  // and waits until it has arrived. The hosts must have as many ranks each; the
+  // same on all ranks.
+  bool buddy_copies{false};
+};
+
 // A training that goes on when a rank dies. Under
 //
 //   lockstep run --nproc-per-node=2 --standby=1 --heal --max-restarts=20 train
@@ -109,7 +118,9 @@ struct Healing {
 // per_rank()). Then each rank copies all its state into that memory after each
 // `update`, and run() returns when all ranks have; the memory has two such
 // copies. If a rank dies, all ranks take their copies of the last step of which
-// all have one, and do the step after it again.
+// all have one, and do the step after it again. With buddy_copies all these
+// copies also go to the rank with the same local rank on the next host, into
+// the memory of its place.
 //
 // Blocking: run() and the constructor wait for the launcher's replacement of a
 // rank, 60 s at most (10 s if no rank is known to be gone), and for the other
@@ -123,11 +134,13 @@ class HealedTraining {
   //
   // Throws std::invalid_argument if a group, or a part of `state`, cannot be
   // healed: samplers that are per_rank(), an optimizer that snapshots cannot
-  // hold; if `state` lacks a module that is wrapped; std::logic_error if there
-  // is another HealedTraining. Throws std::system_error if the
+  // hold; if `state` lacks a module that is wrapped; if buddy_copies are asked
+  // for and the hosts differ in their numbers of ranks; std::logic_error if
+  // there is another HealedTraining. Throws std::system_error if the
   // system lacks the memory for the copies, or its limit on the size of files
   // (ulimit -f) is too low for them. Without --heal nothing is checked.
-  explicit HealedTraining(TrainingState& state);
+  explicit HealedTraining(TrainingState& state,
+                          HealedTrainingOptions options = {});
   HealedTraining(const HealedTraining&) = delete;
   HealedTraining& operator=(const HealedTraining&) = delete;
   ~HealedTraining();

@@ -148,11 +148,32 @@ std::vector<int64_t> PlaceRecord::steps() const {
   return all;
 }
 
+std::vector<PlaceRecord::Record> PlaceRecord::written_after(uint64_t after) {
+  std::vector<Record> all;
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    const uint64_t written = slot(i).written.load(std::memory_order_acquire);
+    if (written <= after) continue;
+    map(i, sizeof(Slot) + slot(i).bytes);
+    const Slot& one = slot(i);
+    all.push_back({written,
+                   one.steps,
+                   {reinterpret_cast<const std::byte*>(&one + 1), one.bytes}});
+  }
+  std::ranges::sort(all, {}, &Record::number);
+  return all;
+}
+
 void PlaceRecord::forget_after(int64_t steps) {
   for (size_t i = 0; i < mappings_.size(); ++i) {
     if (slot(i).steps > steps) {
       slot(i).written.store(0, std::memory_order_release);
     }
+  }
+}
+
+void PlaceRecord::forget_all() {
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    slot(i).written.store(0, std::memory_order_release);
   }
 }
 

@@ -42,8 +42,21 @@ class PlaceRecord {
   // Returns the numbers of steps of all whole records, in any order.
   std::vector<int64_t> steps() const;
 
-  // Forgets the records of states after more than `steps` steps.
+  // Returns the whole records from number `after` + 1 on, in the order in which
+  // they were written. They are numbered from 1 on. The bytes stay valid until
+  // one is written.
+  struct Record {
+    uint64_t number;
+    int64_t steps;
+    Bytes bytes;
+  };
+  std::vector<Record> written_after(uint64_t after);
+
+  // Forgets the records of states after more than `steps` steps, or all.
   void forget_after(int64_t steps);
+  void forget_all();
+
+  size_t slots() const { return mappings_.size(); }
 
  private:
   struct Slot;

@@ -48,6 +48,9 @@ class RankRecord {
   Mark mark() const;
   bool differs_from(const Mark& mark) const;
 
+  PlaceRecord& records() { return record_; }
+  bool is_empty() const { return record_.steps().empty(); }
+
   // Returns whether there is a record of the state after `steps` steps.
   bool has(int64_t steps) { return record_.read(steps).has_value(); }
 

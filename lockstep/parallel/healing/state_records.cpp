@@ -78,7 +78,7 @@ bool is_divided(const TrainingState& state) {
 
 StateRecords::StateRecords(const FileDescriptor& memory, size_t first,
                            TrainingState& state)
-    : state_(state), record_(memory, first, 2) {}
+    : state_(state), record_(memory, first, kSlots) {}
 
 void StateRecords::write(int64_t steps) {
   Snapshot snapshot = snapshot_of_training(state_, /*objects=*/true);

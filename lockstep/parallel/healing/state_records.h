@@ -21,7 +21,9 @@ bool is_divided(const TrainingState& state);
 // not the samplers, which belong to the loop. For one thread.
 class StateRecords {
  public:
-  // Uses two slots of the memory, from `first` on (place_record.h). Both
+  static constexpr size_t kSlots = 2;
+
+  // Uses kSlots slots of the memory, from `first` on (place_record.h). Both
   // references must outlive this object.
   StateRecords(const FileDescriptor& memory, size_t first,
                TrainingState& state);
@@ -31,6 +33,8 @@ class StateRecords {
   // PlaceRecord::write() throws, and std::invalid_argument for what a
   // safetensors file cannot hold.
   void write(int64_t steps);
+
+  PlaceRecord& records() { return record_; }
 
   // Returns after which steps this rank can have its state again.
   std::vector<int64_t> steps() const { return record_.steps(); }

@@ -36,7 +36,7 @@ constexpr uint8_t kRefilled = 0xa5;
 #if defined(__SANITIZE_THREAD__)
 constexpr uint64_t kSteps = 60;
 #else
-constexpr uint64_t kSteps = 900;
+constexpr uint64_t kSteps = 300;
 #endif
 
 // The messages of one sender, receiver and tag in one step. All have one size,

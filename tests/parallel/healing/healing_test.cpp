@@ -85,11 +85,15 @@ class Healing : public NodesTest {
     return result_of(folder, ranks, job->finish(seconds(180)));
   }
 
-  // Trains with these arguments, unless a case before has.
+  // Trains with these arguments, unless a case before has. Nobody dies, so
+  // no process stands by.
   Training train_undisturbed(int ranks, const Arguments& arguments) {
     static std::map<std::pair<int, Arguments>, Training> all;
     const auto [at, is_new] = all.try_emplace({ranks, arguments});
-    if (is_new) at->second = train("undisturbed", ranks, arguments);
+    if (!is_new) return at->second;
+    const auto options = std::exchange(options_, {"--heal=shrink"});
+    at->second = train("undisturbed", ranks, arguments);
+    options_ = options;
     return at->second;
   }
 
@@ -126,22 +130,29 @@ class Healing : public NodesTest {
   }
 };
 
-class HealingAt : public Healing,
-                  public ::testing::WithParamInterface<const char*> {};
+// The moments of a step in which a rank dies. It saves in the fifth.
+const std::vector<std::string> kMoments = {"next",     "forward",  "backward",
+                                           "computed", "snapshot", "update",
+                                           "updated",  "throws"};
 
-TEST_P(HealingAt, RankOneDies) {
-  expect_same(2, "1@5:" + std::string(GetParam()), 1, {"snapshot=5"});
+// Returns what kills `rank` at the first of these moments in step 2, at the
+// next one in step 4, and so on: "1@2:next,1@4:forward,...".
+std::string at_each(const std::vector<std::string>& moments, int rank) {
+  std::string kills;
+  for (size_t i = 0; i < moments.size(); ++i) {
+    kills += (i == 0 ? "" : ",") + std::to_string(rank) + "@" +
+             std::to_string(2 * i + 2) + ":" + moments[i];
+  }
+  return kills;
 }
 
-TEST_P(HealingAt, RankZeroOfThreeDies) {
-  expect_same(3, "0@5:" + std::string(GetParam()), 1, {"snapshot=5"});
+TEST_F(Healing, RankOneDiesAtEachMoment) {
+  expect_same(2, at_each(kMoments, 1), 8, {"snapshot=5"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Moments, HealingAt,
-                         ::testing::Values("next", "forward", "backward",
-                                           "computed", "update", "updated",
-                                           "snapshot", "throws"),
-                         [](const auto& moment) { return moment.param; });
+TEST_F(Healing, RankZeroOfThreeDiesAtEachMoment) {
+  expect_same(3, at_each(kMoments, 0), 8, {"snapshot=5", "epochs=3"});
+}
 
 TEST_F(Healing, BeforeTheFirstStepAndInTheLast) {
   expect_same(2, "0@0:forward,1@23:computed", 2);
@@ -298,26 +309,19 @@ TEST_F(Shrinking, AllRestartIfAGroupIsUsedThatHasLostARank) {
   EXPECT_EQ(healed.begun, 6) << healed.ended.out;
 }
 
-class DividedHealingAt : public HealingAt {};
+const std::vector<std::string> kDividedMoments = {
+    "next",    "forward", "backward",  "computed", "snapshot", "update",
+    "stepped", "updated", "recording", "recorded", "throws"};
 
-TEST_P(DividedHealingAt, RankOneDies) {
-  auto arguments = kDivided;
-  arguments.emplace_back("snapshot=5");
-  expect_same(2, "1@5:" + std::string(GetParam()), 1, arguments);
+TEST_F(Healing, DividedRankOneDiesAtEachMoment) {
+  expect_same(2, at_each(kDividedMoments, 1), 11,
+              with(kDivided, {"snapshot=5"}));
 }
 
-TEST_P(DividedHealingAt, RankZeroOfThreeDies) {
-  auto arguments = kDivided;
-  arguments.emplace_back("snapshot=5");
-  expect_same(3, "0@5:" + std::string(GetParam()), 1, arguments);
+TEST_F(Healing, DividedRankZeroOfThreeDiesAtEachMoment) {
+  expect_same(3, at_each(kDividedMoments, 0), 11,
+              with(kDivided, {"snapshot=5", "epochs=3"}));
 }
-
-INSTANTIATE_TEST_SUITE_P(Moments, DividedHealingAt,
-                         ::testing::Values("next", "forward", "backward",
-                                           "computed", "update", "stepped",
-                                           "updated", "recording", "recorded",
-                                           "snapshot", "throws"),
-                         [](const auto& moment) { return moment.param; });
 
 TEST_F(Healing, DividedBeforeTheFirstStepAndInTheLast) {
   expect_same(2, "0@0:forward,1@23:computed,1@24:recorded", 3, kDivided);
@@ -448,27 +452,30 @@ TEST_F(Healing, AllRestartInASecondLoop) {
   }
 }
 
-// Gradients to which the next call of run() adds are copied, too.
-class AccumulatingAcrossCalls
-    : public Healing,
-      public ::testing::WithParamInterface<const char*> {};
-
-TEST_P(AccumulatingAcrossCalls, RanksDie) {
-  const std::string moment = GetParam();
-  expect_same(2, "1@4:" + moment + ",1@7:" + moment + ",0@10:" + moment, 3,
-              {"model=across"});
+// Gradients to which the next call of run() adds are copied, too. At each
+// moment rank 1 dies twice, in a call that adds and in one that does not, and
+// rank 0 once.
+std::string across_calls() {
+  std::string kills;
+  int step = 4;
+  for (const std::string moment :
+       {"next", "forward", "backward", "update", "updated"}) {
+    for (const std::string rank : {"1@", "1@", "0@"}) {
+      kills += (kills.empty() ? "" : ",") + rank + std::to_string(step) + ":" +
+               moment;
+      step += 3;
+    }
+  }
+  return kills;
 }
 
-TEST_P(AccumulatingAcrossCalls, RanksOfADividedTrainingDie) {
-  const std::string moment = GetParam();
-  expect_same(3, "1@4:" + moment + ",1@7:" + moment + ",0@10:" + moment, 3,
-              {"model=across", "own=1"});
+TEST_F(Healing, AccumulatingAcrossCalls) {
+  expect_same(2, across_calls(), 15, {"model=across", "epochs=4"});
 }
 
-INSTANTIATE_TEST_SUITE_P(Moments, AccumulatingAcrossCalls,
-                         ::testing::Values("next", "forward", "backward",
-                                           "update", "updated"),
-                         [](const auto& moment) { return moment.param; });
+TEST_F(Healing, DividedAccumulatingAcrossCalls) {
+  expect_same(3, across_calls(), 15, {"model=across", "own=1", "epochs=6"});
+}
 
 // The next forward does not broadcast buffers.
 TEST_F(Healing, BuffersAfterAForwardThatIsNotAveraged) {
@@ -535,8 +542,8 @@ TEST_F(Healing, AllRestartIfARankEndsWell) {
 
 TEST_F(Healing, MistakesAreNamed) {
   const auto train_with = [this](const std::string& mistake) {
-    return run({"--heal", "--standby=1", "--nproc-per-node=1",
-                "--max-restarts=1", kPrograms + "healing_mistakes", mistake});
+    return run({"--heal=shrink", "--nproc-per-node=1", "--max-restarts=1",
+                kPrograms + "healing_mistakes", mistake});
   };
   const std::map<std::string, std::string> mistakes = {
       {"step", "compute has changed the parameter \"weight\""},
@@ -574,11 +581,13 @@ TEST_F(Healing, MistakesAreNamed) {
   }
 }
 
-// Two agents with two ranks each, which share memory in a host and use Gloo
-// between the hosts.
+// Agents with ranks that share memory in a host and use Gloo between the hosts.
 class HealingHosts : public Healing {
  protected:
-  // The first two take part at once, and all others are spare.
+  int nodes_ = 2;
+  int ranks_of_each_ = 2;
+
+  // The first nodes_ take part at once, and all others are spare.
   void start_hosts(const std::string& name, const Arguments& arguments,
                    int count = 2, const Arguments& options = {}) {
     folder_ = scratch() / name;
@@ -586,16 +595,17 @@ class HealingHosts : public Healing {
     hosts_.clear();
     const auto port = free_port();
     for (int host = 0; host < count; ++host) {
-      const Arguments role = {host < 2 ? "--node-rank=" + std::to_string(host)
-                                       : "--spare"};
+      const Arguments role = {
+          host < nodes_ ? "--node-rank=" + std::to_string(host) : "--spare"};
       const Arguments program = {trainer_, folder_.string()};
-      const Arguments all = {"--nnodes=2",
-                             "--master-addr=127.0.0.1",
-                             "--master-port=" + std::to_string(port),
-                             "--heal",
-                             "--standby=1",
-                             "--nproc-per-node=2",
-                             "--max-restarts=1000"};
+      const Arguments all = {
+          "--nnodes=" + std::to_string(nodes_),
+          "--master-addr=127.0.0.1",
+          "--master-port=" + std::to_string(port),
+          "--heal",
+          "--standby=1",
+          "--nproc-per-node=" + std::to_string(ranks_of_each_),
+          "--max-restarts=1000"};
       hosts_.push_back(
           start(with(with(with(with(all, role), options), program), arguments),
                 {.environment = {"OMP_NUM_THREADS=1",
@@ -603,24 +613,23 @@ class HealingHosts : public Healing {
     }
   }
 
-  // `lost`: a host that does not end well; -1 if all do.
-  Training finish_hosts(int lost = -1) {
+  // `lost`: how many hosts do not end well.
+  Training finish_hosts(int lost = 0) {
     ProgramResult ended;
+    int failed = 0;
     for (const auto& host : hosts_) {
       const ProgramResult one = host->finish(seconds(180));
       ended.out += one.out;
       ended.err += one.err;
-      if (lost >= 0 && host == hosts_[static_cast<size_t>(lost)]) {
-        EXPECT_NE(one.exit_code, 0) << one.err;
-        continue;
-      }
+      if (one.exit_code != 0 && ++failed <= lost) continue;
       ended.exit_code = std::max(ended.exit_code, one.exit_code);
     }
-    return result_of(folder_, 4, ended);
+    EXPECT_EQ(failed, lost);
+    return result_of(folder_, nodes_ * ranks_of_each_, ended);
   }
 
   Training train_on_hosts(const std::string& name, const Arguments& arguments) {
-    start_hosts(name, arguments);
+    start_hosts(name, arguments, nodes_);
     return finish_hosts();
   }
 
@@ -664,6 +673,51 @@ TEST_F(HealingHosts, OneIsLost) {
     EXPECT_THAT(healed.ended.err, HasSubstr("this node takes its place"));
     EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
   }
+}
+
+// Generators and buffers of the lost ranks were on the other host, too.
+TEST_F(HealingHosts, BuddyCopiesHealALostHost) {
+  const auto undisturbed = train_on_hosts("undisturbed", {"buddies=1"});
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  start_hosts("healed", {"buddies=1", "kill=2@5:agent,3@9:agent_updated"}, 4);
+  const auto healed = finish_hosts(/*lost=*/2);
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("left no state")));
+}
+
+// Host 1 is lost twice. The first time a rank that has its copies dies, too.
+TEST_F(HealingHosts, BuddyCopiesHealADividedTraining) {
+  const auto arguments = with(kDivided, {"buddies=1"});
+  const auto undisturbed = train_on_hosts("undisturbed", arguments);
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  start_hosts("healed",
+              with(arguments, {"kill=0@3:forward,2@3:agent,3@8:agent_updated"}),
+              4);
+  const auto healed = finish_hosts(/*lost=*/2);
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 9) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restart 1 of")));
+}
+
+// The host with the copies of host 1 is lost in step 5, and when that is done
+// again, host 1. A new host has the copies by then.
+TEST_F(HealingHosts, BuddyCopiesAreMadeAgain) {
+  nodes_ = 3;
+  ranks_of_each_ = 1;
+  const Arguments arguments = {"own=1", "buddies=1", "epochs=1"};
+  const auto undisturbed = train_on_hosts("undisturbed", arguments);
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  start_hosts("healed", with(arguments, {"kill=2@5:agent,1@6:agent_updated"}),
+              5);
+  const auto healed = finish_hosts(/*lost=*/2);
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 5) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restart 1 of")));
 }
 
 // The state that only the lost ranks had is lost.
@@ -766,7 +820,7 @@ class HealingAtRandom : public Healing {
         get_env_int("LOCKSTEP_TEST_SEED", 0, 1 << 30).value_or(ranks));
     arguments.insert(arguments.end(), {"epochs=" + std::to_string(2 + kills),
                                        "pause=2", "snapshot=7"});
-    const auto undisturbed = train("undisturbed", ranks, arguments);
+    const auto undisturbed = train_undisturbed(ranks, arguments);
     ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
     const auto folder = scratch() / "healed";
     auto job = start_training(folder, ranks, arguments);

@@ -21,6 +21,7 @@
 //   calls=1      also calls run() before each loop, before each step, after the
 //                loop and at the end, with the moments first, top, epoch and
 //                last, and first_done, ..., after the function's collective
+//   buddies=1    copies on the other host
 //   loops=2      each epoch has a second loop, over another loader; 3: over the
 //                same
 //   late=1       one more DistributedDataParallel is made after HealedTraining
@@ -34,8 +35,9 @@
 //                stepped (before the update's collective), updated, snapshot;
 //                or joining, of a process that takes a place; throws, for an
 //                exception in forward; exits, for exit code 0 there; stop, for
-//                SIGSTOP there; agent, for SIGKILL to the agent there; node,
-//                for SIGSTOP to the agent and all its workers; end, for SIGKILL
+//                SIGSTOP there; agent, for SIGKILL to the agent there;
+//                agent_updated, likewise when the update ends; node, for
+//                SIGSTOP to the agent and all its workers; end, for SIGKILL
 //                to the agent when the training has ended; lingers, for a
 //                process that does not end then. With own=1 also recording,
 //                while the state is copied after the update, and recorded,
@@ -200,7 +202,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     const Kills& kills;
     const TrainingState& state;
   } const at_end{kills, state};
-  HealedTraining training(state);
+  HealedTraining training(state, {.buddy_copies = number("buddies", 0) != 0});
   std::optional<DistributedDataParallel<torch::nn::Sequential>> late;
   if (number("late", 0) != 0) late.emplace(model);
   std::cout << "ready " << get_rank() << " " << getpid() << std::endl;
@@ -254,6 +256,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
       all_reduce(one);
     }
     kills.at(state.step, "updated");
+    kills.at(state.step, "agent_updated");
   };
   for (int64_t epoch = state.next_epoch(); epoch < number("epochs", 2);
        ++epoch) {

@@ -61,6 +61,32 @@ TEST(PlaceRecord, KeepsTheLastThreeAndTheNewestOfAStep) {
   EXPECT_EQ(read(record, 2), "computed 2");
 }
 
+TEST(PlaceRecord, TellsWhatWasWrittenInItsOrder) {
+  const auto place = memory();
+  PlaceRecord record(place, 0, 3);
+  const auto after = [](PlaceRecord& from, uint64_t number) {
+    std::vector<std::string> all;
+    for (const auto& one : from.written_after(number)) {
+      all.push_back(std::to_string(one.number) + "@" +
+                    std::to_string(one.steps) + " " +
+                    std::string(reinterpret_cast<const char*>(one.bytes.data()),
+                                one.bytes.size()));
+    }
+    return all;
+  };
+  EXPECT_THAT(after(record, 0), ElementsAre());
+  for (int64_t steps = 4; steps < 8; ++steps) {
+    write(record, steps, "state " + std::to_string(steps));
+  }
+  EXPECT_THAT(after(record, 3), ElementsAre("4@7 state 7"));
+  PlaceRecord next(place, 0, 3);  // in the next process
+  EXPECT_THAT(after(next, 0),
+              ElementsAre("2@5 state 5", "3@6 state 6", "4@7 state 7"));
+  next.forget_all();
+  EXPECT_THAT(after(next, 0), ElementsAre());
+  EXPECT_EQ(read(next, 7), "nothing");
+}
+
 TEST(PlaceRecord, IsReadByTheNextProcessOfThePlace) {
   const auto place = memory();
   {

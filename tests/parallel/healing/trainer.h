@@ -45,7 +45,9 @@ class Kills {
       std::ofstream(mark) << getpid();
       if (moment == "exits") std::exit(0);
       // The kernel then ends the agent's workers.
-      if (moment == "agent" || moment == "end") ::kill(::getppid(), SIGKILL);
+      if (moment.starts_with("agent") || moment == "end") {
+        ::kill(::getppid(), SIGKILL);
+      }
       if (moment == "throws") throw std::runtime_error("a mistake of the user");
       if (moment == "node") return stop_node();
       if (moment == "lingers") {
