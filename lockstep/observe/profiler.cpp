@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <filesystem>
 #include <stdexcept>
@@ -25,6 +26,9 @@
 
 namespace lockstep {
 namespace {
+
+// How long a thread may need to record the operator that it executes.
+constexpr std::chrono::milliseconds kRecordingEnds{100};
 
 void require_at_least(const char* name, int64_t value, int64_t least) {
   if (value >= least) return;
@@ -253,7 +257,11 @@ class Profiler::State {
     subscription_.reset();
     spans_.reset();  // ends those that are open
     Attempts attempts;
-    if (executing_) attempts.run([&] { end_execution_trace(); });
+    if (executing_) {
+      attempts.run(
+          [] { torch::profiler::impl::disableExecutionTraceObserver(); });
+    }
+    const auto disabled = std::chrono::steady_clock::now();
     // The ranks meet here, where nothing is recorded any more.
     if (compares_clocks) attempts.run([&] { compare_clocks(); });
     const auto trace = std::move(trace_);
@@ -265,6 +273,7 @@ class Profiler::State {
       trace->save(file);
       saved = true;
     });
+    if (executing_) attempts.run([&] { end_execution_trace(disabled); });
     if (saved && options_.on_trace_ready) {
       attempts.run([&] { options_.on_trace_ready(file); });
     }
@@ -300,9 +309,11 @@ class Profiler::State {
     node.before("## process_group:init ##", &arguments);
   }
 
-  void end_execution_trace() {
+  // LibTorch frees the observer without a look at other threads, which may
+  // still be recording an operator that they had begun before it was disabled.
+  void end_execution_trace(std::chrono::steady_clock::time_point disabled) {
     executing_ = false;
-    torch::profiler::impl::disableExecutionTraceObserver();
+    std::this_thread::sleep_until(disabled + kRecordingEnds);
     torch::profiler::impl::removeExecutionTraceObserver();
   }
 

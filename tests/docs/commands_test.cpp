@@ -84,9 +84,16 @@ class Documentation : public ProgramTest,
       const std::string called = program["called"];
       if (!called.empty()) fs::create_symlink(name, scratch() / called);
     }
+    // Gloo's threads abort some Python processes ("terminate called without an
+    // active exception") after all is done.
+    constexpr const char* kEnd =
+        "\nif __name__ == \"__main__\":\n"
+        "    import os, sys\n"
+        "    sys.stdout.flush()\n"
+        "    os._exit(0)\n";
     for (const auto& script : page_["scripts"]) {
       std::ofstream(scratch() / std::string(script["name"]))
-          << std::string(script["text"]);
+          << std::string(script["text"]) << kEnd;
     }
   }
 

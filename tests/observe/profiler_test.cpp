@@ -550,6 +550,24 @@ TEST(Profiler, ExecutionTraceIsWrittenIfAskedFor) {
   EXPECT_THAT(names, Contains("aten::add"));
 }
 
+// LibTorch frees what records operators, also while a thread is in it.
+WORLD_TEST(Profiler, ThreadsMayComputeWhileAnExecutionTraceEnds, 1) {
+  std::atomic<bool> ended = false;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&] {
+      while (!ended) torch::ones({3}) + 1;
+    });
+  }
+  for (int i = 0; i < 10; ++i) {
+    Profiler profiler(
+        {.folder = world.folder / "profile", .execution_trace = true});
+    profiler.stop();
+  }
+  ended = true;
+  for (auto& thread : threads) thread.join();
+}
+
 TEST(Profiler, AFolderThatCannotBeWrittenIsOneLineAndTrainingMayGoOn) {
   const TemporaryFolder folder;
   const auto file = folder.file("file");

@@ -12,8 +12,8 @@
 namespace lockstep::internal {
 namespace {
 
-// A message before the records: whether they are all that the rank has, how many
-// there are, and the steps and bytes of each.
+// A message before the records: whether they are all that the rank has, how
+// many there are, and the steps and bytes of each.
 constexpr int64_t kHead = 2;
 
 int ranks_of_host() {
@@ -44,9 +44,9 @@ struct Message {
     for (const auto& [number, steps, bytes] : records) {
       *at++ = steps;
       *at++ = static_cast<int64_t>(bytes.size());
-      tensors.push_back(
-          at::from_blob(const_cast<std::byte*>(bytes.data()),
-                        {static_cast<int64_t>(bytes.size())}, at::kByte));
+      tensors.push_back(at::from_blob(const_cast<std::byte*>(bytes.data()),
+                                      {static_cast<int64_t>(bytes.size())},
+                                      at::kByte));
     }
   }
   explicit Message(at::Tensor received) : head(std::move(received)) {
@@ -114,8 +114,7 @@ void BuddyCopies::give_back(const std::vector<int>& lost) {
 }
 
 void require_buddies() {
-  const auto hosts =
-      get_env_int("GROUP_WORLD_SIZE", 1, 1 << 30).value_or(1);
+  const auto hosts = get_env_int("GROUP_WORLD_SIZE", 1, 1 << 30).value_or(1);
   if (hosts * ranks_of_host() == get_world_size()) return;
   throw std::invalid_argument(
       "HealedTrainingOptions::buddy_copies: this host has " +
