@@ -36,8 +36,8 @@
 //                or joining, of a process that takes a place; throws, for an
 //                exception in forward; exits, for exit code 0 there; stop, for
 //                SIGSTOP there; agent, for SIGKILL to the agent there;
-//                agent_updated, likewise when the update ends; node, for
-//                SIGSTOP to the agent and all its workers; end, for SIGKILL
+//                agent_next and agent_updated, likewise at these moments; node,
+//                for SIGSTOP to the agent and all its workers; end, for SIGKILL
 //                to the agent when the training has ended; lingers, for a
 //                process that does not end then. With own=1 also recording,
 //                while the state is copied after the update, and recorded,
@@ -275,6 +275,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     std::optional<torch::data::Example<>> first;
     while (const auto* batch = training.next(loader)) {
       kills.at(state.step, "next");
+      kills.at(state.step, "agent_next");
       if (number("pairs", 0) != 0 && !first) {
         first = *batch;
         continue;
