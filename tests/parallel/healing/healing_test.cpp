@@ -688,13 +688,14 @@ TEST_F(HealingHosts, BuddyCopiesHealALostHost) {
   EXPECT_THAT(healed.ended.err, Not(HasSubstr("left no state")));
 }
 
-// Host 1 is lost twice. The first time a rank that has its copies dies, too.
+// Host 1 is lost twice: with a rank that has its copies, and when all others
+// have left the last step.
 TEST_F(HealingHosts, BuddyCopiesHealADividedTraining) {
   const auto arguments = with(kDivided, {"buddies=1"});
   const auto undisturbed = train_on_hosts("undisturbed", arguments);
   ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
   start_hosts("healed",
-              with(arguments, {"kill=0@3:forward,2@3:agent,3@8:agent_updated"}),
+              with(arguments, {"kill=0@3:forward,2@3:agent,3@8:agent_next"}),
               4);
   const auto healed = finish_hosts(/*lost=*/2);
   ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
