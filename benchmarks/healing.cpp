@@ -9,7 +9,8 @@
 //     trains blocks of so many steps, in turns in HealedTraining and in a loop
 //     that calls the same functions itself, so many of each. Rank 0 prints one
 //     line of JSON: the median step of each block in microseconds. With --shard
-//     the model is in a FullyShard, so that the training is divided.
+//     the model is in a FullyShard, so that the training is divided. With
+//     --buddy, and the ranks on two nodes, each has the other's copies.
 //
 // The training begins when there is a file F/go.
 
@@ -47,6 +48,7 @@ struct Options {
   int64_t snapshot = 0;  // saved after this step; 0 means never
   int64_t blocks = 0;    // of each way; 0 means one training
   bool shard = false;
+  bool buddy = false;
 };
 
 void await_file(const fs::path& path) {
@@ -92,7 +94,7 @@ void run(const Options& options) {
                                 .items = {{"sampler", sampler}}};
   const std::string snapshots = options.folder / "snapshots" / "";
   lockstep::load_snapshot(snapshots, state);
-  lockstep::HealedTraining training(state);
+  lockstep::HealedTraining training(state, {.buddy_copies = options.buddy});
   std::ofstream steps(options.folder / (std::to_string(lockstep::get_rank()) +
                                         "-" + std::to_string(getpid())));
   await_file(options.folder / "go");
@@ -164,6 +166,7 @@ int main(int argc, char** argv) {
   app.add_option("--snapshot", options.snapshot, "after which step");
   app.add_option("--blocks", options.blocks)->check(CLI::Range(1, 10'000));
   app.add_flag("--shard", options.shard);
+  app.add_flag("--buddy", options.buddy);
   CLI11_PARSE(app, argc, argv);
   return lockstep::record([&] {
     run(options);
