@@ -514,17 +514,21 @@ bool JobMember::rejoin_the_others(NodeProtocol& protocol) {
 // shut_if_silent().
 std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
   bool told = false;
+  bool closed = false;
   while (!stopping()) {
     note_progress();
     try {
+      if (closed) {
+        post(protocol.last_verdict());
+        return std::nullopt;
+      }
       if (told) protocol.await_free_rank(kLongestWait, wake_fd_.get());
       return protocol.join();
     } catch (const RankTaken&) {
       if (!std::exchange(told, true)) post(SpareWaits{protocol.run_id()});
     } catch (const JobClosed&) {
       if (!told) throw;
-      post(protocol.last_verdict());
-      return std::nullopt;
+      closed = true;
     } catch (const AgentStoreError& error) {
       if (!told) throw;
       post_end(kSystemError, describe_lost_store(error));

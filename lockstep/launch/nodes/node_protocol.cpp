@@ -60,14 +60,11 @@ std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
 }
 
 Membership NodeProtocol::join() {
-  if (store_.check(kClosed)) {
-    if (!spare_key_.empty()) store_.remove(std::exchange(spare_key_, ""));
-    throw JobClosed();
-  }
+  if (store_.check(kClosed)) throw JobClosed();
   agree_on_job();
   if (self_.is_spare) wait_as_spare();
   claim_rank();
-  if (!spare_key_.empty()) store_.remove(std::exchange(spare_key_, ""));
+  remove_spare_key();
   if (self_.hosts_store) store_.set(kStoreHost, std::to_string(node_rank_));
   beat(Clock::now());
   Start start = current_round();
@@ -116,7 +113,12 @@ void NodeProtocol::await_free_rank(std::chrono::milliseconds allowed,
 Verdict NodeProtocol::last_verdict() {
   const std::string where = round_key(current_round().round, "verdict");
   const auto text = store_.get(where);
+  remove_spare_key();
   return text ? parse_verdict(where, *text) : Verdict{};
+}
+
+void NodeProtocol::remove_spare_key() {
+  if (!spare_key_.empty()) store_.remove(std::exchange(spare_key_, ""));
 }
 
 // Throws RankTaken if the round goes on without this node.

@@ -184,7 +184,8 @@ class NodeProtocol {
   // still wait for others; RankTaken; JobClosed. A spare node gets RankTaken
   // until it may take a rank.
   Membership join();
-  // Returns how the job has ended, for a spare node that got JobClosed.
+  // Returns how the job has ended, for a spare node that got JobClosed. The
+  // host of the store waits until then (others_have_departed()).
   Verdict last_verdict();
   // Waits until a rank may have become free for this spare node, or the job has
   // ended, at most for `allowed` or until `wake_fd` is readable.
@@ -321,6 +322,7 @@ class NodeProtocol {
   bool is_member(int node_rank) const;
   void end_forming_round(int round, const Verdict& verdict);
   void wait_as_spare();
+  void remove_spare_key();
   bool a_spare_waits();
   bool goes_on_without(int node_rank, std::string& text);
   void look_for_replacements(Clock::time_point now);
