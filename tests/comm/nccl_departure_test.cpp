@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -90,6 +92,23 @@ TEST(Departure, OfTheHostOfTheStoreIsHeardBeforeTheStoreIsGone) {
     hosted.reset();
     EXPECT_EQ(one.wait(kLongEnough), 0);
   }
+}
+
+// A bug: the host of the store ended before another rank had read the notice,
+// which then waited for the group's timeout.
+TEST(Departure, EndsNoRankBeforeTheOthersHaveHeardOfIt) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::atomic<bool> last_listens = false;
+  std::promise<bool> told;
+  Departure zero(store, 3, [&](int) { told.set_value(last_listens); });
+  Departure one(store, 3, [](int) {});
+  const auto leaves = std::async(std::launch::async, [&] { one.announce(1); });
+  while (!zero.seen()) std::this_thread::yield();
+  std::this_thread::sleep_for(milliseconds(100));
+  last_listens = true;
+  Watcher two(store, 3);
+  EXPECT_TRUE(told.get_future().get());
+  EXPECT_EQ(two.wait(kLongEnough), 1);
 }
 
 TEST(Departure, ANormalEndOfTheStoreIsNone) {

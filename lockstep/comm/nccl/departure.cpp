@@ -45,6 +45,15 @@ void Departure::announce(int rank) {
   }
 }
 
+// The process may end in on_departure_, and the store with it.
+void Departure::let_all_hear() {
+  try {
+    LastWords(*store_, kLeft).await_heard(size_);
+  } catch (const std::exception&) {
+    // The store is gone already.
+  }
+}
+
 void Departure::watch(const std::stop_token& stop) {
   try {
     // Polls, because LibTorch prints a warning of its own when Store::wait()
@@ -59,6 +68,7 @@ void Departure::watch(const std::stop_token& stop) {
     }
     seen_ = true;
     if (stop.stop_requested()) return;
+    let_all_hear();
     on_departure_(std::stoi(*left));
   } catch (const std::exception&) {
     // The store is gone, as it is at the end of every program. That is not

@@ -23,8 +23,9 @@ class Departure {
  public:
   // The group has `size` ranks. Takes a connection of its own to the store
   // (Store::clone). `on_departure` is called at most once, from the thread,
-  // with the number that the other rank gave to announce(); it must throw
-  // nothing and call neither announce() nor stop().
+  // with the number that the other rank gave to announce(), when all ranks have
+  // read it, or after 1 s; it must throw nothing and call neither announce()
+  // nor stop().
   Departure(const c10::intrusive_ptr<c10d::Store>& store, int size,
             std::function<void(int rank)> on_departure);
   Departure(const Departure&) = delete;
@@ -37,8 +38,8 @@ class Departure {
   // is gone, the others cannot be told.
   void announce(int rank);
 
-  // Ends the watch. Blocks at most for one answer of the store, and for
-  // on_departure.
+  // Ends the watch. Blocks at most for one answer of the store, or until all
+  // ranks have read a notice (1 s) and on_departure has returned.
   void stop();
 
   // Whether another rank has announced that it leaves.
@@ -46,6 +47,7 @@ class Departure {
 
  private:
   void watch(const std::stop_token& stop);
+  void let_all_hear();
 
   c10::intrusive_ptr<c10d::Store> store_;
   int size_;
