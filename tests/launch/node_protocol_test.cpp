@@ -513,28 +513,6 @@ TEST_F(SpareNodeTest, IsOfUseAtARestartIfARankCannotBeHealed) {
   EXPECT_EQ(membership.round, 1);
 }
 
-// A bug: the host of the store left before a spare node had read how the job
-// has ended, and the spare node looked for the store for 600 s.
-TEST_F(SpareNodeTest, IsToldOfTheEndBeforeTheStoreCloses) {
-  healing_agent(0).join();
-  healing_agent(1).join();
-  auto& spare = healing_agent({});
-  EXPECT_THROW(spare.join(), RankTaken);
-  for (const int rank : {0, 1}) {
-    agents_[rank].offer_round(0, {"192.0.2.1", 4000});
-    ASSERT_TRUE(agents_[rank].take_plan());
-  }
-  for (const int rank : {0, 1}) agents_[rank].report_success();
-  for (const int rank : {0, 1}) {
-    ASSERT_TRUE(agents_[rank].take_verdict());
-    agents_[rank].depart();
-  }
-  EXPECT_THROW(spare.join(), JobClosed);
-  EXPECT_FALSE(agents_[0].others_have_departed());
-  EXPECT_EQ(spare.last_verdict().kind, Verdict::Kind::succeeded);
-  EXPECT_TRUE(agents_[0].others_have_departed());
-}
-
 TEST_F(SpareNodeTest, WithWorkersThatNoNodeHasIsRefused) {
   healing_agent(0).join();
   healing_agent(1).join();
@@ -605,14 +583,26 @@ TEST_F(NodeProtocolTest, AVerdictIsGivenOnceAlsoBeforeTheOffer) {
   EXPECT_FALSE(replacement.take_verdict());
 }
 
-TEST_F(SpareNodeTest, IsAwaitedUntilItKnowsThatTheJobHasEnded) {
-  heals_ = false;
+// A bug: the host of the store left before a spare node had read how the job
+// has ended, and the spare node looked for the store for 600 s.
+TEST_F(SpareNodeTest, IsAwaitedUntilItKnowsHowTheJobHasEnded) {
   healing_agent(0).join();
+  healing_agent(1).join();
   auto& spare = healing_agent({});
   EXPECT_THROW(spare.join(), RankTaken);
-  keys_->values["lockstep/closed"] = "1";
-  EXPECT_FALSE(agents_[0].others_have_departed());
+  agents_[0].offer_round(0, {"192.0.2.1", 4000});
+  agents_[1].offer_round(0, {});
+  for (const int rank : {0, 1}) {
+    ASSERT_TRUE(agents_[rank].take_plan());
+    agents_[rank].report_success();
+  }
+  for (const int rank : {1, 0}) {
+    ASSERT_TRUE(agents_[rank].take_verdict());
+    agents_[rank].depart();
+  }
   EXPECT_THROW(spare.join(), JobClosed);
+  EXPECT_FALSE(agents_[0].others_have_departed());
+  EXPECT_EQ(spare.last_verdict().kind, Verdict::Kind::succeeded);
   EXPECT_TRUE(agents_[0].others_have_departed());
 }
 
