@@ -12,8 +12,9 @@ namespace lockstep::internal {
 
 // Copies of the records of each rank in the memory of a rank on another host,
 // its *buddy*, for the case that its own host is lost. The buddy of a rank is
-// the one with the same local rank on the next host. Every host must have as
-// many ranks. For one thread.
+// the one with the same local rank on the next host; all hosts have equally
+// many ranks. Both functions that are collective wait for the default group's
+// timeout at most, and throw c10::DistError if a rank is lost. For one thread.
 class BuddyCopies {
  public:
   // Keeps copies of another rank's records in slots of this rank's place, from
@@ -22,8 +23,7 @@ class BuddyCopies {
   BuddyCopies(PlaceRecord& own, const FileDescriptor& memory, size_t first);
 
   // Gives the buddy the records that were written since the last call, and
-  // after start_again() all of them. Collective over the default group; throws
-  // c10::DistError if a rank is lost.
+  // after start_again() all of them. Collective.
   void exchange();
   void start_again() { sent_.reset(); }
 
