@@ -32,6 +32,14 @@ int own_attempt() {
       get_env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 30).value_or(0));
 }
 
+void tell_agent(const std::string& words) {
+  const auto mark = get_env(kStandbySocketVariable);
+  const auto socket = mark ? marked_descriptor(*mark, S_IFSOCK) : std::nullopt;
+  if (!socket) return;
+  ::fcntl(*socket, F_SETFD, FD_CLOEXEC);
+  ::send(*socket, words.data(), words.size(), MSG_NOSIGNAL);
+}
+
 }  // namespace
 
 std::string generation_key(int generation) {
@@ -88,15 +96,13 @@ FileDescriptor take_place_memory() {
 }
 
 void tell_agent_heals(bool heals, const std::string& why_whole) {
-  const auto mark = get_env(kStandbySocketVariable);
-  const auto socket = mark ? marked_descriptor(*mark, S_IFSOCK) : std::nullopt;
-  if (!socket) return;
-  ::fcntl(*socket, F_SETFD, FD_CLOEXEC);
-  const std::string words = !heals ? kStandbyHealsNoMore
-                            : why_whole.empty()
-                                ? kStandbyHeals
-                                : kStandbyHealsWhole + why_whole;
-  ::send(*socket, words.data(), words.size(), MSG_NOSIGNAL);
+  tell_agent(!heals              ? kStandbyHealsNoMore
+             : why_whole.empty() ? kStandbyHeals
+                                 : kStandbyHealsWhole + why_whole);
+}
+
+void tell_agent_generation(int generation) {
+  tell_agent(kStandbyGeneration + std::to_string(generation));
 }
 
 }  // namespace lockstep::internal

@@ -41,6 +41,7 @@
 //                 "heals whole: WHY"   likewise, but not with fewer ranks
 //                 "heals no more"      its training has ended, or cannot be
 //                                      healed any more
+//                 "generation G"       it makes its groups for generation G
 //   in the workers' store, written by the agents
 //                 heal/A/generation/G  why generation G of attempt A begins, in
 //                                      one line: "rank 1 failed: killed by
@@ -61,6 +62,7 @@ constexpr const char* kPlaceMemoryVariable = "LOCKSTEP_PLACE_MEMORY";
 constexpr const char* kStandbyHeals = "heals";
 constexpr const char* kStandbyHealsWhole = "heals whole: ";
 constexpr const char* kStandbyHealsNoMore = "heals no more";
+constexpr const char* kStandbyGeneration = "generation ";
 
 // Returns whether this process is a worker of a job that heals.
 bool job_heals();
@@ -96,6 +98,9 @@ FileDescriptor take_place_memory();
 // fewer ranks, in up to 200 bytes; empty if it can. Does nothing in a process
 // that is not a worker of a launch that heals or has standby processes.
 void tell_agent_heals(bool heals, const std::string& why_whole = {});
+
+// Says for which generation this worker makes its groups.
+void tell_agent_generation(int generation);
 
 // ---- The agent's side ----
 

@@ -570,6 +570,169 @@ TEST_F(SpareNodeTest, TwoTakeThePlacesOfTwoLostAtOnce) {
   EXPECT_FALSE(agents_[0].take_verdict());
 }
 
+// The store is lost with its host, node 0 of three, while a round runs whose
+// workers can go on. The others meet at another store.
+class MovedRoundTest : public SpareNodeTest {
+ protected:
+  MovedRoundTest() {
+    for (const int rank : {0, 1, 2}) {
+      auto one = node(3, rank == 0 ? std::optional(0) : std::nullopt, 1);
+      one.hosts_store = rank == 0;
+      one.heals = true;
+      one.max_restarts = 3;
+      nodes_.push_back(one);
+      agent(one).join();
+    }
+    offer(0);
+    for (auto& one : agents_) {
+      EXPECT_TRUE(one.take_plan());
+      EXPECT_THAT(one.name_of_store_host(), HasSubstr("node 0 ("));
+      rounds_.push_back(one.running_round());
+    }
+    nodes_[1].run_id = nodes_[2].run_id = agents_[1].run_id();
+    agents_.clear();
+    keys_->values.clear();
+    keys_->counters.clear();
+  }
+
+  // The agent of node `rank` comes to the next store. `generation`: the last
+  // one of its workers, or nothing if they have been ended.
+  NodeProtocol& move(int rank, std::optional<int> generation,
+                     bool hosts_store = false) {
+    NodeDescription one = nodes_[static_cast<size_t>(rank)];
+    one.hosts_store = hosts_store;
+    one.connection = "agent " + std::to_string(agents_.size());
+    accepted_.insert(one.connection);
+    if (generation) {
+      one.earlier.running = rounds_[static_cast<size_t>(rank)];
+      one.earlier.running->loss = "node 0 was lost";
+      one.earlier.running->generation = *generation;
+    } else {
+      one.earlier.count = 1;
+      one.earlier.lost_round = 0;
+    }
+    return agents_.emplace_back(store_, one, [this] { return accepted_; });
+  }
+
+  NodeProtocol& moved_spare() {
+    NodeDescription one = node(3, {}, 1);
+    one.heals = one.is_spare = one.earlier.waited = true;
+    one.max_restarts = 3;
+    one.run_id = nodes_[1].run_id;
+    one.connection = "agent " + std::to_string(agents_.size());
+    accepted_.insert(one.connection);
+    return agents_.emplace_back(store_, one, [this] { return accepted_; });
+  }
+
+  std::vector<NodeDescription> nodes_;
+  std::vector<std::optional<RunningRound>> rounds_;
+};
+
+TEST_F(MovedRoundTest, GoesOnWithASpareNodeInThePlaceOfTheHost) {
+  EXPECT_FALSE(rounds_[0]) << "the store is not lost for its host";
+  auto& spare = moved_spare();
+  EXPECT_THROW(spare.join(), RankTaken) << "no node has come";
+  auto& second = move(2, 4);
+  EXPECT_EQ(second.join().node_rank, 2) << "it keeps its rank";
+  EXPECT_TRUE(second.runs());
+  EXPECT_THROW(spare.join(), RankTaken) << "node 1 has not come";
+  auto& host = move(1, 3, /*hosts_store=*/true);
+  EXPECT_EQ(host.join().node_rank, 1);
+  EXPECT_TRUE(host.runs());
+  host.beat(now_ += milliseconds(1000));
+  EXPECT_EQ(spare.join().node_rank, 0);
+  spare.offer_round(0, {});
+  const auto plan = spare.take_plan();
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->lost_node, "node 0 was lost");
+  EXPECT_EQ(plan->generation, 4);
+  EXPECT_EQ(plan->place.world_size, 3);
+  spare.beat(now_);
+  host.beat(now_ += milliseconds(60'000));
+  for (NodeProtocol* one : {&host, &second, &spare}) {
+    EXPECT_FALSE(one->take_verdict());
+  }
+  for (NodeProtocol* one : {&host, &second, &spare}) one->report_success();
+  EXPECT_EQ(host.take_verdict()->kind, Verdict::Kind::succeeded);
+}
+
+TEST_F(MovedRoundTest, GoesOnOnceMore) {
+  auto& host = move(1, 1, /*hosts_store=*/true);
+  auto& other = move(2, 1);
+  for (NodeProtocol* one : {&host, &other}) one->join();
+  other.beat(now_);
+  host.beat(now_ += milliseconds(1000));
+  auto& first = moved_spare();
+  EXPECT_EQ(first.join().node_rank, 0);
+  first.offer_round(0, {});
+  ASSERT_TRUE(first.take_plan());
+  first.beat(now_);
+  auto& second = moved_spare();
+  EXPECT_THROW(second.join(), RankTaken);
+  host.beat(now_ += milliseconds(1000));
+  accepted_.erase("agent 1");
+  host.beat(now_ += milliseconds(1000));
+  EXPECT_FALSE(host.take_verdict());
+  EXPECT_EQ(second.join().node_rank, 2);
+  EXPECT_THAT(other.name_of_store_host(), HasSubstr("node 1 ("));
+  EXPECT_EQ(other.running_round()->lost_node, 1);
+}
+
+TEST_F(MovedRoundTest, EndsIfANodeDoesNotCome) {
+  auto& host = move(1, 0, /*hosts_store=*/true);
+  host.join();
+  host.beat(now_ += milliseconds(5000));
+  EXPECT_FALSE(host.take_verdict());
+  auto& spare = moved_spare();
+  EXPECT_THROW(spare.join(), RankTaken);
+  host.beat(now_ += milliseconds(6000));
+  EXPECT_EQ(host.take_verdict()->text,
+            "node 0 was lost, and node 2 has not come to the next store");
+  EXPECT_EQ(spare.join().round, 1);
+}
+
+TEST_F(MovedRoundTest, EndsIfNobodyTakesThePlaceOfTheHost) {
+  auto& host = move(1, 0, /*hosts_store=*/true);
+  host.join();
+  move(2, 0).join();
+  host.beat(now_ += milliseconds(1000));
+  host.beat(now_ += milliseconds(11'000));
+  EXPECT_EQ(host.take_verdict()->text,
+            "node 0 was lost, and no spare node took its place");
+}
+
+TEST_F(MovedRoundTest, EndsIfANodeHasEndedItsWorkers) {
+  auto& host = move(1, 0, /*hosts_store=*/true);
+  host.join();
+  EXPECT_EQ(move(2, nullopt).join().round, 1);
+  EXPECT_THAT(host.take_verdict()->text, HasSubstr("had no contact"));
+}
+
+TEST_F(MovedRoundTest, IsOverIfThatNodeComesFirst) {
+  auto& host = move(2, nullopt, /*hosts_store=*/true);
+  EXPECT_EQ(host.join().round, 1);
+  auto& spare = moved_spare();
+  EXPECT_THROW(spare.join(), RankTaken) << "node 1 may want its rank";
+  auto& other = move(1, 0);
+  EXPECT_EQ(other.join().round, 1);
+  EXPECT_FALSE(other.runs());
+  EXPECT_EQ(spare.join().round, 1);
+}
+
+// Such a node could take the rank of one that has not come yet.
+TEST_F(MovedRoundTest, ANewNodeComesAfterTheOthers) {
+  auto& host = move(1, 0, /*hosts_store=*/true);
+  host.join();
+  auto one = node(3, nullopt, 1);
+  one.heals = true;
+  one.max_restarts = 3;
+  auto& replacement = agent(one);
+  EXPECT_THROW(replacement.join(), RankTaken);
+  move(2, 0).join();
+  host.beat(now_ += milliseconds(1000));
+  EXPECT_EQ(replacement.join().node_rank, 0);
+}
+
 // A node comes while a round ends, before it knows that.
 TEST_F(NodeProtocolTest, AVerdictIsGivenOnceAlsoBeforeTheOffer) {
   form({1, 1});

@@ -80,19 +80,21 @@ class WorkerStores : public ::testing::TestWithParam<Way> {
     for (int node = 0; node < nodes; ++node) start_service(node, round);
   }
 
-  void start_service(int node, int round) {
+  std::shared_ptr<StoreLine> open_line() {
+    FileDescriptor socket = connect_to(*address_, seconds(20));
+    EXPECT_TRUE(socket);
+    StoreClient client(std::move(socket), secret(), soon());
+    return client.open_line(soon());
+  }
+
+  void start_service(int node, int round, bool line_is_renewed = false) {
     // The agents' names differ by process id.
     names_.push_back(WorkerStoreService::name_for(round, 29500) + "." +
                      std::to_string(node));
     std::shared_ptr<StoreLine> line;
-    if (server_) {
-      FileDescriptor socket = connect_to(*address_, seconds(20));
-      ASSERT_TRUE(socket);
-      StoreClient client(std::move(socket), secret(), soon());
-      line = client.open_line(soon());
-    }
+    if (server_) line = open_line();
     services_.push_back(std::make_unique<WorkerStoreService>(
-        names_.back(), round, std::move(line)));
+        names_.back(), round, std::move(line), line_is_renewed));
   }
 
   // Worker 0 is on the first node, worker 1 on the last.
@@ -441,6 +443,25 @@ TEST_P(WorkerStores, LossOfTheAgentsStoreEndsEveryCall) {
 
 // The death of one agent (its connection is closed) frees what its workers had,
 // and the others go on.
+// The agents meet at another store, and the workers do not notice it.
+TEST_P(WorkerStores, CallsWaitForAnotherStore) {
+  if (!server_) GTEST_SKIP() << "with one node there is no agents' store";
+  start_service(2, 0, /*line_is_renewed=*/true);
+  const auto link = std::make_unique<WorkerStoreLink>(names_.back(), soon());
+  set(*link, "earlier");
+  std::thread waits([&] { EXPECT_TRUE(link->wait({"later"}, soon())); });
+  agent_.reset();
+  server_.reset();
+  std::thread asks([&] { EXPECT_EQ(get(*link, "earlier"), ""); });
+  const auto joined = std::make_unique<WorkerStoreLink>(names_.back(), soon());
+  std::this_thread::sleep_for(milliseconds(20));  // for no test to wait for
+  start_server();
+  services_.back()->renew(open_line());
+  asks.join();
+  set(*joined, "later");
+  waits.join();
+}
+
 TEST_P(WorkerStores, EndOfOneAgentIsThatOfItsWorkersOnly) {
   if (!server_) GTEST_SKIP() << "one node has one agent";
   auto first = worker(0);

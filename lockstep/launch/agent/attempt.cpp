@@ -57,6 +57,7 @@ Attempt::Attempt(const AgentParts& parts, const RoundPlan& plan,
       earlier_streams_(parts.mux.streams()),
       port_(std::move(port)),
       store_(serve_store()),
+      generation_(plan.generation),
       workers_(parts.options.workers, plan_, take_lost_places(),
                port_ ? port_->fd() : -1, store_socket_, parts.directory,
                parts.surroundings, parts.mux, parts.standby),
@@ -70,8 +71,8 @@ std::unique_ptr<WorkerStoreService> Attempt::serve_store() {
   const std::string name =
       WorkerStoreService::name_for(plan_.round, plan_.master_port);
   try {
-    auto store =
-        std::make_unique<WorkerStoreService>(name, plan_.round, plan_.line);
+    auto store = std::make_unique<WorkerStoreService>(
+        name, plan_.round, plan_.line, plan_.line_is_renewed);
     store_socket_ = name;
     return store;
   } catch (const std::system_error& error) {
@@ -280,7 +281,7 @@ Attempt::Healing Attempt::announce(GenerationNotice notice, bool late) {
     auto& announcement = heal_->announcement;
     if (!announcement) {
       announcement.emplace(
-          store_socket_, plan_.restarts_used, generation_ + 1,
+          store_socket_, plan_.restarts_used, generation() + 1,
           parts_.options.workers.max_restarts - plan_.restarts_used,
           std::move(notice));
       heal_->answer_until = Deadline::after(kAnnounceAllowance);
@@ -311,6 +312,7 @@ Attempt::Healing Attempt::announce(GenerationNotice notice, bool late) {
 
 int Attempt::look_for_generations() {
   if (!store_) return generation_;
+  generation_ = generation();
   try {
     const Deadline deadline = Deadline::after(kAnnounceAllowance);
     WorkerStoreLink link(store_socket_, deadline);

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -122,10 +124,18 @@ class Attempt : public Pollable {
     bool begins_to_wait = false;
   };
   Healing heal();
-  // The number of the last generation that was announced here, and of the last
-  // of any node: this asks the workers' store, for kAnnounceAllowance at most.
-  int generation() const { return generation_; }
+  // The number of the last generation that is known here, and of the last of
+  // any node: this asks the workers' store, for kAnnounceAllowance at most.
+  int generation() const {
+    return std::max(generation_, workers_.generation());
+  }
   int look_for_generations();
+
+  // The workers' calls go over `line` from now on
+  // (WorkerStoreService::renew()).
+  void renew_line(std::shared_ptr<StoreLine> line) {
+    if (store_) store_->renew(std::move(line));
+  }
 
   // Must be called after each wait: ends workers that hang and refills the
   // standby pool, unless the attempt is being stopped.
@@ -188,7 +198,7 @@ class Attempt : public Pollable {
   std::optional<StorePort> port_;
   std::string store_socket_{};  // WorkerStoreService::name_for(), or empty
   std::unique_ptr<WorkerStoreService> store_;
-  int generation_ = 0;
+  int generation_;  // the last one that was announced here
   WorkerGroup workers_;
   // The processes that publish on the board, by local rank; 0 if there is
   // none yet.

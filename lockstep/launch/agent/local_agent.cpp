@@ -319,15 +319,19 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   }
   set_verdict_of_workers();
   attempt_.reset();
+  if (job_) job_->note_generation(std::nullopt);
   if (round_.plan) round_.plan->line.reset();
 }
 
 // Tells it once, so that a node may be replaced. A lost one had told it for the
 // node that has its place.
 void LocalAgent::tell_of_healing() {
-  if (!job_ || !options_.workers.heals || round_.has_told_of_healing ||
-      !round_.plan->lost_node.empty() ||
-      !attempt_->workers().all_heal_fully()) {
+  if (!job_ || !options_.workers.heals) return;
+  const bool heals =
+      !attempt_->stopping() && attempt_->workers().all_heal_fully();
+  job_->note_generation(heals ? std::optional(attempt_->generation())
+                              : std::nullopt);
+  if (!heals || round_.has_told_of_healing || !round_.plan->lost_node.empty()) {
     return;
   }
   round_.has_told_of_healing = true;
@@ -770,6 +774,10 @@ void LocalAgent::serve_job() {
             open_standby();
           } else if constexpr (std::is_same_v<News, Joined>) {
             joined_ = news;
+            if (news.line) {
+              if (attempt_) attempt_->renew_line(news.line);
+              return;
+            }
             options_.workers.run_id = news.membership.run_id;
             round_.number = news.membership.round;
             changes_ = news.membership.changes;

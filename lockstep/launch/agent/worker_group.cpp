@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <ranges>
 #include <string_view>
 #include <utility>
@@ -331,6 +332,13 @@ std::optional<std::string> WorkerGroup::why_not_without() const {
   return std::nullopt;
 }
 
+int WorkerGroup::generation() const {
+  int last = 0;
+  for (const Worker& worker : workers_)
+    last = std::max(last, worker.generation);
+  return last;
+}
+
 std::vector<int> WorkerGroup::places_without(
     const std::vector<int>& given_up) const {
   std::vector<int> left;
@@ -450,6 +458,11 @@ bool WorkerGroup::hear(Worker& worker) {
   } else if (words == kStandbyHealsNoMore) {
     worker.heals = false;
     worker.ended_training = true;
+  } else if (words.starts_with(kStandbyGeneration)) {
+    const auto number =
+        words.substr(std::string_view(kStandbyGeneration).size());
+    std::from_chars(number.data(), number.data() + number.size(),
+                    worker.generation);
   } else if (words == kStandbyMeets) {
     if (worker.stage == Stage::before_group) worker.stage = Stage::meets;
   } else if (words == kStandbyMet && worker.stage != Stage::called_back) {

@@ -120,7 +120,10 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next nine are for a job that heals, before settle().
+  // The next ten are for a job that heals, before settle().
+
+  // Returns the last generation that a worker has told of; 0 if none has.
+  int generation() const;
 
   // Returns whether all workers have said that their training can be healed,
   // also without what only other ranks have.
@@ -179,6 +182,7 @@ class WorkerGroup {
     std::string why_whole{};  // why it does not heal with fewer ranks
     bool joins = false;       // it took a place, and has not said so itself
     bool ended_training = false;  // likewise
+    int generation = 0;           // the last one that it has told of
     bool is_spared = false;       // spare_named()
     bool was_stopped = false;     // it ended after settle() and was not spared
     std::optional<HungWorker> hung{};

@@ -20,7 +20,8 @@ namespace {
 
 constexpr uint64_t kWorkerListener = 1;
 constexpr uint64_t kStoreLine = 2;
-constexpr uint64_t kFirstClient = 3;
+constexpr uint64_t kRenewal = 3;
+constexpr uint64_t kFirstClient = 4;
 constexpr size_t kWorkerReadBytes = 16 << 10;
 // How many calls of a client may be under way, and how many bytes may wait for
 // the line, before no more is read from clients.
@@ -41,18 +42,50 @@ std::string WorkerStoreService::name_for(int round, int master_port) {
 }
 
 WorkerStoreService::WorkerStoreService(const std::string& name, int round,
-                                       std::shared_ptr<StoreLine> line)
+                                       std::shared_ptr<StoreLine> line,
+                                       bool is_renewed)
     : EpollServer("the workers' store"),
       listener_(listen_at(name, SocketKind::stream)),
+      round_(round),
+      line_is_renewed_(is_renewed),
+      renewal_(make_event_fd("the workers' store")),
       line_(std::move(line)),
       next_id_(kFirstClient) {
   watch(listener_.get(), kWorkerListener, listener_events_, EPOLLIN);
-  if (line_) {
-    line_output_ = encode(
-        Request{.operation = Request::Operation::for_round, .number = round});
-    watch(line_->fd(), kStoreLine, line_events_, EPOLLIN | EPOLLOUT);
-  }
+  watch(renewal_.get(), kRenewal, renewal_events_, EPOLLIN);
+  if (line_) begin_line();
   start();
+}
+
+void WorkerStoreService::renew(std::shared_ptr<StoreLine> line) {
+  const std::lock_guard lock(mutex_);
+  next_line_ = std::move(line);
+  const uint64_t one = 1;
+  [[maybe_unused]] auto ignored = ::write(renewal_.get(), &one, sizeof(one));
+}
+
+void WorkerStoreService::take_line() {
+  if (!lost_) ignore(line_->fd());
+  {
+    const std::lock_guard lock(mutex_);
+    uint64_t count = 0;
+    [[maybe_unused]] auto ignored =
+        ::read(renewal_.get(), &count, sizeof(count));
+    line_ = std::move(next_line_);
+  }
+  lost_ = false;
+  begin_line();
+}
+
+void WorkerStoreService::begin_line() {
+  line_input_ = {};
+  line_events_.reset();
+  line_output_ = encode(
+      Request{.operation = Request::Operation::for_round, .number = round_});
+  watch(line_->fd(), kStoreLine, line_events_, EPOLLIN | EPOLLOUT);
+  for (const auto& [id, client] : clients_) {
+    for (const std::string& call : client->unanswered) pass_on(*client, call);
+  }
 }
 
 void WorkerStoreService::give_up() noexcept {
@@ -63,6 +96,8 @@ void WorkerStoreService::give_up() noexcept {
 void WorkerStoreService::serve_event(Id id, uint32_t events) {
   if (id == kWorkerListener) {
     accept_new();
+  } else if (id == kRenewal) {
+    take_line();
   } else if (id == kStoreLine) {
     serve_line();
   } else if (const auto found = clients_.find(id); found != clients_.end()) {
@@ -77,7 +112,7 @@ void WorkerStoreService::serve_event(Id id, uint32_t events) {
 }
 
 void WorkerStoreService::accept_new() {
-  if (lost_) return;
+  if (!listener_) return;
   try {
     while (FileDescriptor socket = accept_from(listener_)) {
       const uid_t user = user_of_peer(socket);
@@ -97,7 +132,8 @@ void WorkerStoreService::accept_new() {
 bool WorkerStoreService::may_ask(const Client& client) const {
   const size_t replies = output_bytes_ + unanswered_ * kMostWorkerMessageBytes;
   const size_t most = replies < kMostReplyBytes ? kMostUnanswered : 1;
-  return client.unanswered < most && line_output_.size() <= kMostLineBytes;
+  return client.unanswered.size() < most &&
+         line_output_.size() <= kMostLineBytes;
 }
 
 void WorkerStoreService::serve(Client& client) {
@@ -159,16 +195,21 @@ void WorkerStoreService::take_call(Client& client, const std::string& message) {
   // Also before it is passed on: at the host it would end the whole line.
   const WorkerCall call = parse_worker_call(message);
   if (line_) {
-    ++client.unanswered;
+    client.unanswered.push_back(message);
     ++unanswered_;
-    send_line(encode(Request{.operation = Request::Operation::worker_call,
-                             .value = message,
-                             .number = static_cast<int64_t>(client.id)}));
+    pass_on(client, message);
     return;
   }
   for (const auto& answer : table_.ask({0, client.id}, call)) {
     deliver(answer.to.worker, bytes_of(answer.reply));
   }
+}
+
+void WorkerStoreService::pass_on(const Client& client,
+                                 const std::string& call) {
+  send_line(encode(Request{.operation = Request::Operation::worker_call,
+                           .value = call,
+                           .number = static_cast<int64_t>(client.id)}));
 }
 
 void WorkerStoreService::deliver(Id to, const std::string& reply) {
@@ -197,7 +238,9 @@ void WorkerStoreService::serve_line() {
         const auto id = static_cast<Id>(reply.number);
         const auto found = clients_.find(id);
         if (found == clients_.end()) continue;
-        --found->second->unanswered;
+        auto& unanswered = found->second->unanswered;
+        if (unanswered.empty()) throw MalformedMessage("no call was made");
+        unanswered.pop_front();
         --unanswered_;
         deliver(id, reply.text);
       }
@@ -234,6 +277,7 @@ void WorkerStoreService::lose_line() {
   if (lost_) return;
   lost_ = true;
   ignore(line_->fd());
+  if (line_is_renewed_) return;
   listener_.reset();
   for (const auto& [id, client] : clients_) ending_.insert(id);
 }
@@ -242,7 +286,7 @@ void WorkerStoreService::drop(Id id) {
   paused_.erase(id);
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
-  unanswered_ -= found->second->unanswered;
+  unanswered_ -= found->second->unanswered.size();
   output_bytes_ -= found->second->output.size();
   clients_.erase(found);
   if (line_) {

@@ -2,7 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -29,6 +31,10 @@ namespace lockstep::internal {
 // here and wrapped, so that it reaches the workers' keys of its attempt and
 // nothing else at the host.
 //
+// If the line is lost, so are the workers' connections, unless another line may
+// come (renew()): then their calls wait for it. The store at its end is empty,
+// and gets all calls again that were not answered.
+//
 // One thread does all this, so a worker that is slow or sends nonsense (its
 // connection is closed then) holds up neither the agent nor other workers. The
 // workers cannot make it use more memory than WorkerTable::kMostBytes, 64 MiB
@@ -36,11 +42,15 @@ namespace lockstep::internal {
 class WorkerStoreService : private EpollServer {
  public:
   // Listens at `name` and starts the thread. `line` is the connection to the
-  // agents' store; null if the keys are here. Throws std::system_error.
+  // agents' store; null if the keys are here. `is_renewed`: another may come.
+  // Throws std::system_error.
   WorkerStoreService(const std::string& name, int round,
-                     std::shared_ptr<StoreLine> line);
+                     std::shared_ptr<StoreLine> line, bool is_renewed = false);
   // Closes every connection and ends the thread.
   ~WorkerStoreService() override { stop(); }
+
+  // Passes all calls on over `line` from now on. From any thread.
+  void renew(std::shared_ptr<StoreLine> line);
 
   // Returns the name of the socket for an attempt of this process's job:
   //
@@ -57,7 +67,7 @@ class WorkerStoreService : private EpollServer {
     FileDescriptor socket{};
     MessageBuffer input{};
     std::string output{};
-    size_t unanswered = 0;  // calls that were passed on
+    std::deque<std::string> unanswered{};  // calls that were passed on
     std::optional<uint32_t> awaited_events{};
   };
 
@@ -71,6 +81,9 @@ class WorkerStoreService : private EpollServer {
   bool may_ask(const Client& client) const;
   void take_call(Client& client, const std::string& message);
   void deliver(Id to, const std::string& reply);
+  void take_line();
+  void begin_line();
+  void pass_on(const Client& client, const std::string& call);
   void serve_line();
   void send_line(const std::string& message);
   void flush_line();
@@ -83,6 +96,12 @@ class WorkerStoreService : private EpollServer {
 
   FileDescriptor listener_;
   std::optional<uint32_t> listener_events_{};
+  const int round_;
+  const bool line_is_renewed_;
+  std::mutex mutex_;
+  std::shared_ptr<StoreLine> next_line_{};  // guarded by mutex_
+  FileDescriptor renewal_;                  // readable if there is one
+  std::optional<uint32_t> renewal_events_{};
   std::shared_ptr<StoreLine> line_;
   MessageBuffer line_input_{};
   std::string line_output_{};

@@ -250,7 +250,8 @@ std::optional<JobEvent> JobMember::take_event() {
   }
   JobEvent event = std::move(events_.front());
   events_.pop_front();
-  if (std::holds_alternative<Joined>(event)) ++joins_taken_;
+  const auto* joined = std::get_if<Joined>(&event);
+  if (joined != nullptr && !joined->line) ++joins_taken_;
   return event;
 }
 
@@ -421,8 +422,38 @@ bool JobMember::move_on(const NodeProtocol& protocol,
     post_end(kSystemError, verdict.text);
     return false;
   }
-  return move(protocol, std::move(verdict),
-              (endpoint_ + 1) % endpoints_.size());
+  const size_t next = (endpoint_ + 1) % endpoints_.size();
+  return go_on(protocol, verdict.text, next) ||
+         move(protocol, std::move(verdict), next);
+}
+
+bool JobMember::go_on(const NodeProtocol& protocol, const std::string& loss,
+                      size_t endpoint) {
+  auto running = protocol.running_round();
+  const int generation = generation_;
+  if (!may_move() || !running || generation < 0) return false;
+  running->loss = loss;
+  running->generation = generation;
+  post(Notice{loss + "; the workers go on, and the nodes meet at " +
+              endpoints_[endpoint].text()});
+  EarlierRounds& earlier = options_.node.earlier = protocol.earlier();
+  earlier.count = protocol.round();
+  earlier.lost_round = -1;
+  earlier.running = std::move(running);
+  options_.node.run_id = protocol.run_id();
+  go_to(endpoint);
+  return true;
+}
+
+// The round that was to go on is over, or another node has ended its workers.
+void JobMember::post_not_resumed(const Membership& membership) {
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::failed;
+  verdict.exit_code = kSystemError;
+  verdict.text = options_.node.earlier.running->loss;
+  verdict.changes = membership.changes;
+  verdict.moves = true;
+  post(std::move(verdict));
 }
 
 // This node was given up as lost, and another one has its rank. It joins the
@@ -460,10 +491,11 @@ bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
 void JobMember::go_to(size_t endpoint) {
   StoreConnectorOptions options = options_.store;
   options.endpoint = endpoints_[endpoint];
-  if (options_.node.earlier.count > 0 && may_move()) {
-    options.is_host.reset();              // it was about the first endpoint
+  if (options_.node.earlier.any() && may_move()) {
+    // It was about the first endpoint, but a spare node hosts no store.
+    if (!spare_) options.is_host.reset();
     options.timeout = kConnectAllowance;  // then the next one is tried
-  } else if (options_.node.earlier.count > 0) {
+  } else if (options_.node.earlier.any()) {
     options.is_host = false;
     options.was_there = true;
     options.timeout = options_.join_timeout;
@@ -509,11 +541,10 @@ bool JobMember::rejoin_the_others(NodeProtocol& protocol) {
   return move(protocol, std::move(verdict), *at);
 }
 
-// Blocks until this spare node has a rank; returns nothing if the job, the
-// store or this agent ends before that. A store that gives no answer is shut by
+// Blocks until this spare node has a rank; returns nothing if the job or this
+// agent ends before that. A store that gives no answer is shut by
 // shut_if_silent().
 std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
-  bool told = false;
   bool closed = false;
   while (!stopping()) {
     note_progress();
@@ -522,17 +553,17 @@ std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
         post(protocol.last_verdict());
         return std::nullopt;
       }
-      if (told) protocol.await_free_rank(kLongestWait, wake_fd_.get());
+      if (spare_waits_) {
+        protocol.await_free_rank(kLongestWait, wake_fd_.get());
+      }
       return protocol.join();
     } catch (const RankTaken&) {
-      if (!std::exchange(told, true)) post(SpareWaits{protocol.run_id()});
+      if (!std::exchange(spare_waits_, true)) {
+        post(SpareWaits{protocol.run_id()});
+      }
     } catch (const JobClosed&) {
-      if (!told) throw;
+      if (!spare_waits_) throw;
       closed = true;
-    } catch (const AgentStoreError& error) {
-      if (!told) throw;
-      post_end(kSystemError, describe_lost_store(error));
-      return std::nullopt;
     }
   }
   return std::nullopt;
@@ -540,7 +571,7 @@ std::optional<Membership> JobMember::join_as_spare(NodeProtocol& protocol) {
 
 std::optional<OpenedStore> JobMember::join(
     std::optional<NodeProtocol>& protocol) {
-  const Deadline deadline = Deadline::after(options_.join_timeout);
+  Deadline deadline = Deadline::after(options_.join_timeout);
   const KeepAlive& keep_alive = options_.node.keep_alive;
   const Deadline rank_deadline = Deadline::after(std::min(
       options_.join_timeout, keep_alive.allowance() + keep_alive.interval));
@@ -549,14 +580,14 @@ std::optional<OpenedStore> JobMember::join(
     return stopping();
   };
   const auto notice = [this](const std::string& text) { post(Notice{text}); };
-  const bool is_new = options_.node.earlier.count == 0;
+  const auto is_new = [this] { return !options_.node.earlier.any(); };
   bool told = false;
-  if (is_new) {
+  if (is_new()) {
     // The job may run already, and have moved.
     if (const auto at = find_other_store()) go_to(*at);
   }
   const auto go_back = [&] {
-    if (is_new && endpoint_ > 0) go_to(0);
+    if (is_new() && endpoint_ > 0) go_to(0);
   };
   // Set if an elastic job that runs had no place for this node. When that job
   // has ended, this node must not begin it again.
@@ -568,9 +599,9 @@ std::optional<OpenedStore> JobMember::join(
     try {
       opened = connector_.open(cancelled, notice);
     } catch (const AgentStoreError& error) {
-      if (is_new ? endpoint_ == 0 : !may_move() || deadline.expired()) throw;
+      if (is_new() ? endpoint_ == 0 : !may_move() || deadline.expired()) throw;
       if (cancelled()) return std::nullopt;
-      if (is_new) {
+      if (is_new()) {
         go_back();
         continue;
       }
@@ -591,6 +622,7 @@ std::optional<OpenedStore> JobMember::join(
     }
     NodeDescription node = options_.node;
     node.hosts_store = opened.hosted;
+    node.is_spare = spare_;
     if (opened.store->knows_agents()) {
       node.connection = node.id;
       protocol.emplace(*opened.store, node, [store = opened.store.get()] {
@@ -614,13 +646,22 @@ std::optional<OpenedStore> JobMember::join(
         return opened;
       }
       Joined joined;
-      if (options_.node.is_spare) {
+      if (spare_) {
         const auto membership = join_as_spare(*protocol);
         if (!membership) return std::nullopt;
         joined.membership = *membership;
+      } else if (options_.node.earlier.running) {
+        auto line = protocol->open_line(Deadline::after(kConnectAllowance));
+        joined.membership = protocol->join();
+        if (protocol->runs()) {
+          joined.line = std::move(line);
+        } else {
+          post_not_resumed(joined.membership);
+        }
       } else {
         joined.membership = protocol->join();
       }
+      spare_ = spare_waits_ = false;
       joined.hosts_store = opened.hosted;
       joined.master_addr = options_.local_addr.empty() ? opened.reachable_host
                                                        : options_.local_addr;
@@ -635,14 +676,21 @@ std::optional<OpenedStore> JobMember::join(
                "networks only");
       }
       was_silent_ = false;  // until now no answer was due
-      round_deadline_ = deadline;
+      if (joined.line) {
+        round_deadline_.reset();
+      } else {
+        round_deadline_ = deadline;
+      }
       {
         const std::lock_guard lock(mutex_);
         const bool replaces = opened.hosted || opened.store->knows_agents();
         silent_store_ = replaces ? "" : name_store();
-        // The entries that were queued since were about the store that is lost.
-        if (options_.node.earlier.count > 0) commands_.clear();
-        ++joins_;
+        if (!joined.line) {
+          // The entries that were queued since were about the store that is
+          // lost.
+          if (!is_new()) commands_.clear();
+          ++joins_;
+        }
       }
       post(joined);
       return opened;
@@ -668,7 +716,20 @@ std::optional<OpenedStore> JobMember::join(
       // store comes next.
       if (cancelled()) return std::nullopt;
       if (had_no_place && !may_move()) throw JobRefused(*had_no_place);
-      if (deadline.expired()) {
+      if (spare_waits_ && may_move()) {
+        const size_t next = (endpoint_ + 1) % endpoints_.size();
+        if (!options_.node.earlier.waited) {
+          notice(describe_lost_store(error) + "; this spare node waits at " +
+                 endpoints_[next].text());
+          options_.node.earlier.waited = true;
+          options_.node.run_id = protocol->run_id();
+        }
+        protocol.reset();
+        go_to(next);
+        deadline = Deadline::after(options_.join_timeout);
+        continue;
+      }
+      if (spare_waits_ || deadline.expired()) {
         post_end(kSystemError, describe_lost_store(error));
         return std::nullopt;
       }
@@ -701,6 +762,7 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
         // Its host may be stopped for as long as a node may be silent.
         plan->line = protocol.open_line(
             Deadline::after(options_.node.keep_alive.allowance()));
+        plan->line_is_renewed = may_move() && options_.node.heals && !elastic();
       }
       post(*plan);
     }

@@ -48,6 +48,9 @@ struct Joined {
   bool hosts_store = false;
   std::string reachable_host{};  // this node's address for the others
   std::string master_addr{};     // for RoundOffer
+  // The round before goes on at another store: this node offers none, and the
+  // calls of its workers go over this line from now on.
+  std::shared_ptr<StoreLine> line{};
 };
 // This agent is a spare one, and waits for a rank.
 struct SpareWaits {
@@ -81,8 +84,9 @@ using JobEvent = std::variant<SpareWaits, Joined, Notice, RoundPlan,
 // too, unless the job may go on: at another endpoint, or, if there are restarts
 // left and the store was only out of reach, at the same one. Then the verdict
 // says so (Verdict::moves), and another `Joined` comes once this agent has
-// joined there. While the agent is joining, the store is tried again until
-// `join_timeout`.
+// joined there. If the workers can go on without the host of the store, no
+// verdict comes, but such a `Joined` with a line for them. While the agent is
+// joining, the store is tried again until `join_timeout`.
 //
 // A connection to our own store that breaks is replaced by another one
 // (Rejoining, agent_store.h), and a line says so; nothing else changes. The
@@ -132,6 +136,11 @@ class JobMember {
   // (NodeProtocol::report_healing()); that every one has ended well.
   void report_healing();
   void report_success();
+  // Says whether the workers of this node can go on if the store is lost with
+  // its host: the last generation that they know, or nothing.
+  void note_generation(std::optional<int> generation) {
+    generation_ = generation.value_or(-1);
+  }
   // See NodeProtocol::ask_for_cause().
   void ask_for_cause(NamedRanks named);
   // Answers NodesWait: a worker here has written a snapshot since.
@@ -157,10 +166,14 @@ class JobMember {
   // Returns whether it did.
   bool move(const NodeProtocol& protocol, Verdict verdict, size_t endpoint);
   bool move_on(const NodeProtocol& protocol, const AgentStoreError& error);
+  // The same for a round that can go on. Returns false if it cannot.
+  bool go_on(const NodeProtocol& protocol, const std::string& loss,
+             size_t endpoint);
   void go_to(size_t endpoint);
   void join_again(const NodeProtocol& protocol, const std::string& why);
   std::string name_store() const;
   std::optional<Membership> join_as_spare(NodeProtocol& protocol);
+  void post_not_resumed(const Membership& membership);
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
   // Returns whether the job goes on at another store.
@@ -207,7 +220,11 @@ class JobMember {
   AwakeClock awake_{options_.node.keep_alive.longest_step()};
   std::atomic<bool> was_silent_{false};   // so the store was given up
   std::atomic<bool> ends_anyway_{false};  // this member, without an answer
-  bool signalled_ = false;                // the last verdict
+  std::atomic<int> generation_{-1};       // of note_generation()
+  // Both for the thread: this node has no rank yet; SpareWaits was posted.
+  bool spare_ = options_.node.is_spare;
+  bool spare_waits_ = false;
+  bool signalled_ = false;  // the last verdict
   std::string store_host_;  // for the message if the store is lost
   std::string hosting_;     // OpenedStore::hosting
   // The last answer of the store; when a connection that broke had its last.

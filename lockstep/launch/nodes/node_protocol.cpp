@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 // How often the host of the store looks for lost nodes.
 constexpr milliseconds kLookInterval{500};
 // How often a node shows that it lives, so that it is silent for hardly longer
@@ -61,8 +61,12 @@ std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
 
 Membership NodeProtocol::join() {
   if (store_.check(kClosed)) throw JobClosed();
+  if (self_.is_spare && self_.earlier.waited && !store_.check(kJob)) {
+    throw RankTaken("the nodes of the job have not come");
+  }
   agree_on_job();
   if (self_.is_spare) wait_as_spare();
+  let_members_come_first();
   claim_rank();
   remove_spare_key();
   if (self_.hosts_store) store_.set(kStoreHost, std::to_string(node_rank_));
@@ -74,7 +78,29 @@ Membership NodeProtocol::join() {
   }
   round_ = start.round;
   changes_ = next_changes_ = start.changes;
+  if (const auto& running = self_.earlier.running;
+      running && round_ == self_.earlier.count) {
+    resume(*running);
+  }
   return {node_rank_, run_id_, round_, changes_};
+}
+
+// While the members of a round that goes on have not all come, their ranks are
+// free. A member that has ended its workers comes to end the round.
+void NodeProtocol::let_members_come_first() {
+  if (job_goes_on_ && !self_.earlier.running &&
+      self_.earlier.lost_round != first_round_ && !has_begun()) {
+    throw RankTaken("the nodes of the job have not come");
+  }
+}
+
+void NodeProtocol::resume(const RunningRound& running) {
+  offered_ = plan_given_ = true;
+  plan_ = running.plan;
+  read_members(StoreRecord(round_key(round_, "plan"), plan_));
+  write_offer({}, running.generation);
+  report_healing();
+  if (self_.hosts_store) gathers_until_ = Clock::now() + kReplacedWithin;
 }
 
 // Throws RankTaken unless a rank may be free for this spare node.
@@ -84,7 +110,7 @@ void NodeProtocol::wait_as_spare() {
     spare_key_ = kStorePrefix + "spare/" + std::to_string(number);
     store_.set(spare_key_, self_.connection);
   }
-  if (!has_begun()) throw RankTaken("the job has not begun");
+  if (!has_begun()) return wait_for_members();
   const std::string where = round_key(first_round_, "plan");
   const StoreRecord plan(where, store_.get(where).value_or(""));
   std::string nodes;
@@ -97,6 +123,22 @@ void NodeProtocol::wait_as_spare() {
     nodes = workers_text(workers, run.text("role"));
   }
   refuse_workers("nodes of this job have " + nodes);
+}
+
+// If the job has moved to this store, its nodes come first: they may want their
+// own ranks.
+void NodeProtocol::wait_for_members() {
+  if (first_round_ == 0 || job_goes_on_) {
+    throw RankTaken("the job has not begun");
+  }
+  if (!waits_since_) waits_since_ = Clock::now();
+  int absent = 0;
+  for (int rank = 0; rank < job_nnodes_; ++rank) {
+    absent += !store_.check(node_key("node", rank));
+  }
+  if (absent > 1 && Clock::now() - *waits_since_ < kReplacedWithin) {
+    throw RankTaken("the nodes of the job have not come");
+  }
 }
 
 void NodeProtocol::refuse_workers(const std::string& of_others) const {
@@ -157,6 +199,7 @@ void NodeProtocol::decline(const Verdict& verdict) {
     job_nnodes_ = record.number("nnodes", 1, kMostNodes);
     job_fewest_ = record.number("min_nodes", 1, job_nnodes_);
     first_round_ = record.number("first_round", 0, kMostRounds);
+    job_goes_on_ = record.number("goes_on", 0, 1) == 1;
     // The others can do without this node.
     if (job_fewest_ < job_nnodes_ && has_begun()) return;
   }
@@ -207,6 +250,7 @@ void NodeProtocol::agree_on_job() {
       {"min_nodes", self_.fewest()},
       {"max_restarts", self_.max_restarts},
       {"heals", self_.heals ? 1 : 0},
+      {"goes_on", self_.earlier.running ? 1 : 0},
       {"max_membership_changes", self_.max_membership_changes.value_or(-1)},
       {"run_id", own_id},
       {"first_round", self_.earlier.count},
@@ -221,9 +265,9 @@ void NodeProtocol::agree_on_job() {
   const bool heals = job.number("heals", 0, 1) == 1;
   const int most_changes = job.number("max_membership_changes", -1, 1'000'000);
   first_round_ = job.number("first_round", 0, kMostRounds);
+  job_goes_on_ = job.number("goes_on", 0, 1) == 1;
   run_id_ = job.text("run_id");
-  if (self_.earlier.count > 0 && self_.run_id &&
-      as_recorded(own_id) != run_id_) {
+  if (self_.earlier.any() && self_.run_id && as_recorded(own_id) != run_id_) {
     // The nodes of another job have met here since. They are not disturbed.
     throw JobRefused("the job of the agent on " + me +
                      " has ended, and another one is at its endpoint");
@@ -258,21 +302,23 @@ void NodeProtocol::claim_rank() {
            std::to_string(node.number("pid", 0, 1 << 30));
   };
   const std::string mine = self_.host + ", pid " + std::to_string(self_.pid);
-  if (self_.node_rank) {
-    const std::string where = node_key("node", *self_.node_rank);
+  const std::optional<int> own = self_.earlier.running
+                                     ? self_.earlier.running->node_rank
+                                     : self_.node_rank;
+  if (own) {
+    const std::string where = node_key("node", *own);
     const std::string holder = store_.set_if_absent(where, me);
-    if (holder != me && store_.check(node_key("departed", *self_.node_rank))) {
+    if (holder != me && store_.check(node_key("departed", *own))) {
       throw JobClosed();  // an earlier launch of this node took the rank
     }
     if (holder != me) {
-      refuse_rank(
-          "two agents have --node-rank=" + std::to_string(*self_.node_rank) +
-          ": the one on " + place(StoreRecord(where, holder)) +
-          " and the one on " + mine +
-          "; give each node its own rank, or none if they need no "
-          "order");
+      refuse_rank("two agents have --node-rank=" + std::to_string(*own) +
+                  ": the one on " + place(StoreRecord(where, holder)) +
+                  " and the one on " + mine +
+                  "; give each node its own rank, or none if they need no "
+                  "order");
     }
-    node_rank_ = *self_.node_rank;
+    node_rank_ = *own;
     return;
   }
   // Looking at every rank from 0 on would cost each of many nodes a number of
@@ -326,7 +372,9 @@ void NodeProtocol::refuse_rank(const std::string& reason) {
 // Ends the wait of nodes that would wait in vain. Does not disturb a job that
 // runs.
 void NodeProtocol::end_forming_round(int round, const Verdict& verdict) {
-  if (!store_.check(round_key(round, "plan"))) propose(round, verdict);
+  if (!job_goes_on_ && !store_.check(round_key(round, "plan"))) {
+    propose(round, verdict);
+  }
 }
 
 void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
@@ -340,11 +388,6 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
     if (!self_.node_rank) throw RankTaken(reason);
     throw JobRefused(reason);
   }
-  if (!self_.connection.empty()) {
-    store_.set(node_key("connection", node_rank_), self_.connection);
-  }
-  // Tells a replacement for a lost node which round to join.
-  if (round > 0) store_.set(kRound, record_text(json{{"number", round}}));
   if (round != round_) {
     changes_ = next_changes_;
     question_given_ = false;
@@ -357,19 +400,29 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   excluded_ = false;
   plan_given_ = false;
   lost_.clear();
-  store_.set(round_key(round, "node/" + std::to_string(node_rank_)),
+  write_offer(offer, 0);
+  const int64_t offers = store_.add(round_key(round, "offers"), 1);
+  if (!self_.elastic() && offers >= self_.nnodes &&
+      !store_.check(round_key(round, "plan"))) {
+    propose_plan();
+  }
+}
+
+void NodeProtocol::write_offer(const RoundOffer& offer, int generation) {
+  if (!self_.connection.empty()) {
+    store_.set(node_key("connection", node_rank_), self_.connection);
+  }
+  // Tells a replacement for a lost node which round to join.
+  if (round_ > 0) store_.set(kRound, record_text(json{{"number", round_}}));
+  store_.set(round_key(round_, "node/" + std::to_string(node_rank_)),
              record_text(json{{"id", self_.id},
                               {"place", last_place_},
                               {"placed", last_round_},
                               {"nproc_per_node", self_.nproc_per_node},
                               {"role", self_.role},
                               {"master_addr", offer.master_addr},
-                              {"master_port", offer.master_port}}));
-  const int64_t offers = store_.add(round_key(round, "offers"), 1);
-  if (!self_.elastic() && offers >= self_.nnodes &&
-      !store_.check(round_key(round, "plan"))) {
-    propose_plan();
-  }
+                              {"master_port", offer.master_port},
+                              {"generation", generation}}));
 }
 
 // The node that offers last writes one plan for all, so that the cost of a
@@ -395,23 +448,10 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   const std::string where = round_key(round_, "plan");
   const auto text = store_.get(where);
   if (!text) return std::nullopt;
-  struct Run {
-    int nodes;
-    int workers;
-    std::string role;
-  };
-  const StoreRecord record(where, *text);
+  plan_ = *text;
+  const StoreRecord record(where, plan_);
   const std::string role = as_recorded(self_.role);
-  std::vector<Run> runs;
-  members_.clear();
-  for (const StoreRecord& run : record.list("nodes")) {
-    const int known = static_cast<int>(members_.size());
-    const int nodes = run.number("count", 1, self_.nnodes - known);
-    const int first = run.number("first", 0, self_.nnodes - nodes);
-    runs.push_back({nodes, run.number("nproc_per_node", 1, kMostWorkers),
-                    run.text("role")});
-    for (int at = 0; at < nodes; ++at) members_.push_back(first + at);
-  }
+  const std::vector<NodeRun> runs = read_members(record);
   const int nnodes = static_cast<int>(members_.size());
   if (nnodes < self_.fewest()) refuse_record(where);
   last_nodes_ = nnodes;
@@ -434,7 +474,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
                                      members_.begin());
   place.nnodes = nnodes;
   int rank = 0;
-  for (const Run& run : runs) {
+  for (const NodeRun& run : runs) {
     const int before = std::clamp(place.node_rank - rank, 0, run.nodes);
     const bool same_role = run.role == role;
     const bool is_own =
@@ -453,11 +493,28 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   }
   const std::string lost = round_key(round_, loss_leaf(node_rank_));
   if (const auto loss = store_.get(lost)) {
-    plan.lost_node = StoreRecord(lost, *loss).text("text");
+    const StoreRecord told(lost, *loss);
+    plan.lost_node = told.text("text");
+    plan.generation = told.number("generation", 0, kMostRounds);
   }
   last_place_ = place.node_rank;
   last_round_ = round_;
   return plan;
+}
+
+// Sets members_.
+std::vector<NodeRun> NodeProtocol::read_members(const StoreRecord& plan) {
+  std::vector<NodeRun> runs;
+  members_.clear();
+  for (const StoreRecord& run : plan.list("nodes")) {
+    const int known = static_cast<int>(members_.size());
+    const int nodes = run.number("count", 1, self_.nnodes - known);
+    const int first = run.number("first", 0, self_.nnodes - nodes);
+    runs.push_back({nodes, run.number("nproc_per_node", 1, kMostWorkers),
+                    run.text("role")});
+    for (int at = 0; at < nodes; ++at) members_.push_back(first + at);
+  }
+  return runs;
 }
 
 bool NodeProtocol::take_exclusion() { return std::exchange(excluded_, false); }
@@ -473,6 +530,15 @@ EarlierRounds NodeProtocol::earlier() const {
           .last_place = last_place_,
           .last_round = last_round_,
           .lost_round = runs() ? round_ : -1};
+}
+
+std::optional<RunningRound> NodeProtocol::running_round() const {
+  if (!self_.heals || self_.elastic() || !runs() || !is_member(store_host_) ||
+      self_.hosts_store) {
+    return std::nullopt;
+  }
+  return RunningRound{
+      .plan = plan_, .node_rank = node_rank_, .lost_node = store_host_};
 }
 
 std::vector<int> NodeProtocol::absent_nodes() {
@@ -578,6 +644,7 @@ void NodeProtocol::beat(Clock::time_point now) {
   if (looks) {
     next_look_ = now + kLookInterval;
     look_for_lost_nodes(now);
+    gather_members(now);
     look_for_replacements(now);
   }
   if (self_.elastic()) keep_members(now, looks);
@@ -649,7 +716,8 @@ std::string NodeProtocol::name_of_store_host() {
       rank->find_first_not_of("0123456789") != std::string::npos) {
     return {};
   }
-  return name_of(std::stoi(*rank));
+  store_host_ = std::stoi(*rank);
+  return name_of(store_host_);
 }
 
 }  // namespace lockstep::internal

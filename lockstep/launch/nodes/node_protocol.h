@@ -14,6 +14,7 @@
 
 #include "lockstep/launch/nodes/agent_store.h"
 #include "lockstep/launch/nodes/elastic_rules.h"
+#include "lockstep/launch/nodes/node_records.h"
 #include "lockstep/launch/nodes/round.h"
 #include "lockstep/launch/process/awake_clock.h"
 #include "lockstep/launch/watch/worker_failure.h"
@@ -48,6 +49,16 @@ struct KeepAlive {
 std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
                       const std::string& name);
 
+// A round whose workers go on when the store was lost with its host, until
+// another node has the place of that one.
+struct RunningRound {
+  std::string plan{};  // as it was in the store
+  int node_rank = -1;
+  int lost_node = -1;  // the rank of the host of the store
+  std::string loss{};  // why it is gone, in one line
+  int generation = 0;  // the last one of this node's workers
+};
+
 // An agent's knowledge of the job from the store at which it met before, if
 // that store was lost.
 struct EarlierRounds {
@@ -60,6 +71,12 @@ struct EarlierRounds {
   // The round whose workers ran here when the store was lost, and have been
   // ended since; -1 if none ran.
   int lost_round = -1;
+  // If it is set, round `count` runs, and is to go on.
+  std::optional<RunningRound> running{};
+  bool waited = false;  // this spare node waited for a rank
+
+  // Whether this agent has taken part at another store.
+  bool any() const { return count > 0 || running || waited; }
 };
 
 // An agent's description of itself for the others. All agents of a job must
@@ -164,6 +181,8 @@ class JobClosed : public std::runtime_error {
 class NodeProtocol {
  public:
   using Clock = std::chrono::steady_clock;
+  // How long another node may take to come to the place of a lost one.
+  static constexpr std::chrono::seconds kReplacedWithin{10};
   // Returns the NodeDescription::connection of all agents that are connected to
   // the store that is hosted here.
   using Connections = std::function<std::set<std::string>()>;
@@ -182,7 +201,9 @@ class NodeProtocol {
 
   // Takes a node rank. Throws JobRefused, and then also tells the nodes that
   // still wait for others; RankTaken; JobClosed. A spare node gets RankTaken
-  // until it may take a rank.
+  // until it may take a rank. With EarlierRounds::running this node takes part
+  // in that round without another offer, and runs() is true, unless the round
+  // has ended by now, or another node has ended its workers.
   Membership join();
   // Returns how the job has ended, for a spare node that got JobClosed. The
   // host of the store waits until then (others_have_departed()).
@@ -225,6 +246,9 @@ class NodeProtocol {
   const std::string& run_id() const { return run_id_; }
   // Returns what this node would bring to another store.
   EarlierRounds earlier() const;
+  // Returns the round that runs, if it could go on without the host of the
+  // store.
+  std::optional<RunningRound> running_round() const;
 
   // Reports that every worker of this node has said that its training can be
   // healed, also if what only some ranks have is lost.
@@ -309,11 +333,16 @@ class NodeProtocol {
 
   std::string own_record() const;
   void agree_on_job();
+  void let_members_come_first();
   void claim_rank();
   int guess_free_rank();
   void propose_plan();
   Start current_round();
   bool has_begun();
+  void write_offer(const RoundOffer& offer, int generation);
+  std::vector<NodeRun> read_members(const StoreRecord& plan);
+  void resume(const RunningRound& running);
+  void gather_members(Clock::time_point now);
   void keep_members(Clock::time_point now, bool looks);
   void form_round(Clock::time_point now, bool looks);
   void look_at_members(Clock::time_point now);
@@ -322,6 +351,7 @@ class NodeProtocol {
   bool is_member(int node_rank) const;
   void end_forming_round(int round, const Verdict& verdict);
   void wait_as_spare();
+  void wait_for_members();
   void remove_spare_key();
   bool a_spare_waits();
   bool goes_on_without(int node_rank, std::string& text);
@@ -344,6 +374,7 @@ class NodeProtocol {
   NodeDescription self_;
   Connections accepted_;
   // As the first agent said.
+  bool job_goes_on_ = false;  // with a round that runs
   int job_nnodes_ = 1;
   int job_fewest_ = 1;
   int first_round_ = 0;
@@ -356,6 +387,8 @@ class NodeProtocol {
   bool came_late_ = false;      // this node offered when the round had begun
   bool plan_given_ = false;     // take_plan() has seen it
   std::vector<int> members_{};  // node ranks by place; empty before the plan
+  std::string plan_{};          // of the round; empty before take_plan()
+  int store_host_ = -1;         // its rank, once it is known
   bool excluded_ = false;       // from the round; not told yet
   int last_place_;
   int last_round_;
@@ -372,6 +405,7 @@ class NodeProtocol {
   std::map<int, Heard> heard_;
   std::vector<std::string> notices_;
   std::string spare_key_{};  // while this spare node waits
+  std::optional<Clock::time_point> waits_since_{};  // and no round has begun
   // On the host of the store: the nodes of this round that were lost, and until
   // when a spare node has to take the place.
   struct Lost {
@@ -379,6 +413,8 @@ class NodeProtocol {
     Clock::time_point until{};
   };
   std::map<int, Lost> lost_;
+  // Likewise, until when the members of a round that was resumed may come.
+  std::optional<Clock::time_point> gathers_until_{};
   // The rest is for the host of the store, if nodes may come and go.
   ElasticRules rules_{self_.elastic_options, self_.fewest(), self_.nnodes};
   bool has_formed_ = false;                // a round of this store has begun

@@ -110,7 +110,8 @@ NodeOffer parse_offer(int node_rank, const std::string& where,
           .nproc_per_node = record.number("nproc_per_node", 1, kMostWorkers),
           .role = record.text("role"),
           .master_addr = record.text("master_addr"),
-          .master_port = record.number("master_port", 0, 65535)};
+          .master_port = record.number("master_port", 0, 65535),
+          .generation = record.number("generation", 0, kMostRounds)};
 }
 
 std::string plan_text(const std::vector<NodeOffer>& members) {

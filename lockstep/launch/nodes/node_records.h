@@ -68,10 +68,18 @@ struct NodeOffer {
   std::string role{};
   std::string master_addr{};
   int master_port = 0;
+  int generation = 0;  // the last one of its workers
 };
 
 NodeOffer parse_offer(int node_rank, const std::string& where,
                       const std::string& text);
+
+// In the record of a round: nodes with the next higher ranks that are alike.
+struct NodeRun {
+  int nodes = 0;
+  int workers = 0;  // of each
+  std::string role{};
+};
 
 // Returns the record of a round with these nodes, in the order of their places.
 std::string plan_text(const std::vector<NodeOffer>& members);

@@ -39,9 +39,14 @@ struct RoundPlan {
   // the workers of this node join theirs (worker/healing_place.h). Otherwise
   // empty.
   std::string lost_node{};
+  // The last generation that is known of the workers that stay, if the store
+  // was lost with that node; otherwise 0.
+  int generation = 0;
   // To the agents' store, for the calls of this node's workers. Null if there
   // is one node, the agents' store is not ours, or the workers are Python's.
   std::shared_ptr<StoreLine> line{};
+  // If the store is lost, another line may take the place of this one.
+  bool line_is_renewed = false;
 };
 
 // How often the workers of a job were started again, by cause. Equal on all

@@ -16,9 +16,6 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-// How long a spare node may take to come to the place of a lost one.
-constexpr milliseconds kReplacedWithin{10'000};
-
 }  // namespace
 
 bool NodeProtocol::a_spare_waits() {
@@ -183,6 +180,43 @@ void NodeProtocol::look_for_lost_nodes(Clock::time_point now) {
   }
 }
 
+// The members of a round that goes on come to this store, but for the host of
+// the store before, whose place is free then.
+void NodeProtocol::gather_members(Clock::time_point now) {
+  if (!gathers_until_) return;
+  const RunningRound& running = *self_.earlier.running;
+  std::vector<int> absent;
+  int generation = 0;
+  for (const int rank : members_) {
+    if (rank == running.lost_node) continue;
+    const std::string where = round_key(round_, "node/" + std::to_string(rank));
+    if (const auto text = store_.get(where)) {
+      generation =
+          std::max(generation, parse_offer(rank, where, *text).generation);
+    } else {
+      absent.push_back(rank);
+    }
+  }
+  const bool has_ended = store_.check(round_key(round_, "verdict"));
+  if (!has_ended && !absent.empty() && now < *gathers_until_) return;
+  gathers_until_.reset();
+  if (!has_ended && absent.empty()) {
+    store_.set(
+        round_key(round_, loss_leaf(running.lost_node)),
+        record_text(json{{"text", running.loss}, {"generation", generation}}));
+    report_healing();  // for the node that is lost
+    lost_[running.lost_node] = {.text = running.loss,
+                                .until = now + kReplacedWithin};
+  } else if (!has_ended) {
+    fail_round(absent.front(), running.loss + ", and node " +
+                                   std::to_string(absent.front()) +
+                                   " has not come to the next store");
+  }
+  // Now others may take ranks that are free.
+  store_.set_if_absent(round_key(round_, "plan"), plan_);
+  store_.add(kVacanciesKey, 1);
+}
+
 // Ends the round if a spare node that waited has not come.
 void NodeProtocol::look_for_replacements(Clock::time_point now) {
   for (auto at = lost_.begin(); at != lost_.end();) {
@@ -278,7 +312,7 @@ void NodeProtocol::give_up(int node_rank, const std::string& loss,
   if (takes_part && goes_on_without(node_rank, text)) {
     lost_[node_rank] = {.text = text, .until = now + kReplacedWithin};
     store_.set(round_key(round_, loss_leaf(node_rank)),
-               record_text(json{{"text", text}}));
+               record_text(json{{"text", text}, {"generation", 0}}));
     store_.remove(round_key(round_, "node/" + std::to_string(node_rank)));
     notices_.push_back(text + "; a spare node takes its place");
     return vacate(node_rank);

@@ -25,8 +25,9 @@ constexpr std::chrono::seconds kReplacedWithin{60};
 constexpr std::chrono::seconds kLearnedWithin{10};
 // How often a rank that waits looks whether another's training has ended.
 constexpr std::chrono::seconds kLookEvery{1};
-// How long the launcher's store may take for an answer.
-constexpr std::chrono::milliseconds kStoreTimeout{5000};
+// How long the launcher's store may take for an answer: also while it is lost
+// with its host, and the agents meet at another one.
+constexpr std::chrono::milliseconds kStoreTimeout{20'000};
 
 c10::intrusive_ptr<LauncherStore> launcher_store() {
   const auto socket = get_env("LOCKSTEP_STORE");
@@ -118,6 +119,7 @@ GenerationNotice Generations::await(const std::exception_ptr& failure) {
     notice = notice_of(++number_);
     require_own_place(notice);
   } while (is_superseded());
+  tell_agent_generation(number_);
   return notice;
 }
 

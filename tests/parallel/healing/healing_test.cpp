@@ -589,28 +589,35 @@ class HealingHosts : public Healing {
 
   // The first nodes_ take part at once, and all others are spare.
   void start_hosts(const std::string& name, const Arguments& arguments,
-                   int count = 2, const Arguments& options = {}) {
+                   int count = 2, const std::string& configuration = {}) {
     folder_ = scratch() / name;
     fs::create_directories(folder_);
     hosts_.clear();
-    const auto port = free_port();
-    for (int host = 0; host < count; ++host) {
-      const Arguments role = {
-          host < nodes_ ? "--node-rank=" + std::to_string(host) : "--spare"};
-      const Arguments program = {trainer_, folder_.string()};
-      const Arguments all = {
-          "--nnodes=" + std::to_string(nodes_),
-          "--master-addr=127.0.0.1",
-          "--master-port=" + std::to_string(port),
-          "--heal",
-          "--standby=1",
-          "--nproc-per-node=" + std::to_string(ranks_of_each_),
-          "--max-restarts=1000"};
-      hosts_.push_back(
-          start(with(with(with(with(all, role), options), program), arguments),
-                {.environment = {"OMP_NUM_THREADS=1",
-                                 "LOCKSTEP_HOST_ID=" + std::to_string(host)}}));
-    }
+    const std::string first = "127.0.0.1:" + std::to_string(free_port());
+    const std::string second = "127.0.0.1:" + std::to_string(free_port());
+    endpoints_ = second_endpoint_ ? first + "," + second : first;
+    for (int host = 0; host < count; ++host)
+      start_host(arguments, configuration);
+  }
+
+  void start_host(const Arguments& arguments,
+                  const std::string& configuration = {}) {
+    const auto host = static_cast<int>(hosts_.size());
+    const Arguments role = {
+        "--rdzv-conf=is_host=" + std::string(host == 0 ? "true" : "false") +
+            configuration,
+        host < nodes_ ? "--node-rank=" + std::to_string(host) : "--spare"};
+    const Arguments program = {trainer_, folder_.string()};
+    const Arguments all = {"--nnodes=" + std::to_string(nodes_),
+                           "--rdzv-endpoint=" + endpoints_,
+                           "--heal",
+                           "--standby=1",
+                           "--nproc-per-node=" + std::to_string(ranks_of_each_),
+                           "--max-restarts=1000"};
+    hosts_.push_back(
+        start(with(with(with(all, role), program), arguments),
+              {.environment = {"OMP_NUM_THREADS=1",
+                               "LOCKSTEP_HOST_ID=" + std::to_string(host)}}));
   }
 
   // `lost`: how many hosts do not end well.
@@ -647,6 +654,8 @@ class HealingHosts : public Healing {
   }
 
   fs::path folder_;
+  bool second_endpoint_ = false;
+  std::string endpoints_;
   std::vector<std::unique_ptr<RunningProgram>> hosts_{};
 };
 
@@ -751,6 +760,48 @@ TEST_F(HealingHosts, AllRestartIfOneIsLostAtTheEnd) {
   }
 }
 
+// Host 0, whose agent hosts the store, is lost, with the ranks of this host and
+// the store at which the workers meet; then the host of the next store or the
+// other one.
+TEST_F(HealingHosts, TheOneWithTheStoreIsLost) {
+  nodes_ = 3;
+  ranks_of_each_ = 1;
+  second_endpoint_ = true;
+  for (const Arguments& arguments :
+       {Arguments{"model=plain"}, with(kDivided, {"buddies=1"})}) {
+    const auto undisturbed = train_on_hosts("undisturbed", arguments);
+    ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+    start_hosts("healed" + arguments.front(),
+                with(arguments, {"kill=2@2:backward,0@5:agent,1@8:agent"}), 5);
+    const auto healed = finish_hosts(/*lost=*/2);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+    EXPECT_EQ(healed.begun, 6) << healed.ended.out;
+    EXPECT_THAT(healed.ended.err,
+                HasSubstr("; the workers go on, and the nodes meet at " +
+                          endpoints_.substr(endpoints_.find(',') + 1)));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restart 1 of")));
+  }
+}
+
+// It is not replaced if only its ranks had some state, or if no node comes.
+TEST_F(HealingHosts, AllRestartIfTheOneWithTheStoreIsNotReplaced) {
+  second_endpoint_ = true;
+  for (const bool spare : {true, false}) {
+    start_hosts("healed" + std::to_string(spare),
+                {"model=plain", spare ? "own=1" : "own=0", "kill=0@5:agent"},
+                spare ? 3 : 2);
+    if (!spare) {
+      hosts_[1]->await_error("restart 1 of 1000");
+      start_host({"model=plain", "own=0", "kill=0@5:agent"});
+    }
+    const auto restarted = finish_hosts(/*lost=*/1);
+    ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+    EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
+    EXPECT_THAT(restarted.ended.err, Not(HasSubstr("restart 2")));
+  }
+}
+
 // All that runs on a host is stopped, so that no connection is closed. When it
 // comes back another one has its place.
 TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
@@ -758,7 +809,7 @@ TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
   const auto undisturbed = train_on_hosts("undisturbed", arguments);
   ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
   start_hosts("healed", with(arguments, {"kill=3@5:node"}), 3,
-              {"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"});
+              ",keep_alive_interval=1,keep_alive_max_attempt=3");
   hosts_[0]->await_error("lockstep: healed in");
   const std::string worker = read_file(folder_ / "killed-0");
   std::istringstream stat(read_file("/proc/" + worker + "/stat"));
