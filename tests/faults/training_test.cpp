@@ -68,7 +68,7 @@ class Training : public WaysTest {
   void expect_death_seen(const std::string& place) {
     job_->rank(kOdd).await_output("harm");
     // A peer that failed first may have ended before the other looks.
-    expect_failures(place, after_death(), "rank(s 0 and)? 1( and 2)? died");
+    expect_failures(place, after_death(), "ranks? (0 and )?1( and 2)? died");
   }
   void expect_stopped() {
     job_->rank(kOdd).await_output("harm");

@@ -2,14 +2,18 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <system_error>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/message_bytes.h"
+#include "lockstep/base/packet_socket.h"
 #include "lockstep/launch/process/exit_code.h"
 #include "lockstep/worker/healing_place.h"
+#include "lockstep/worker/worker_call.h"
 #include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
@@ -357,9 +361,28 @@ void Attempt::begin_generation(std::span<const WorkerFailure> failures,
 }
 
 void Attempt::watch() {
-  if (stop_ || workers_.running() == 0) return;
+  if (stop_) return;
+  tell_of_ended_training();
+  if (workers_.running() == 0) return;
   refill_standby();
   look_for_hangs();
+}
+
+void Attempt::tell_of_ended_training() {
+  if (!parts_.options.workers.heals || !store_ || ended_training_ ||
+      !workers_.any_left_training()) {
+    return;
+  }
+  ended_training_ = connect_to(store_socket_, SocketKind::stream);
+  if (!ended_training_) return;
+  const std::string call = with_length(
+      bytes_of(WorkerCall{.operation = WorkerCall::Operation::set,
+                          .key = training_ended_key(plan_.restarts_used),
+                          .value = "1"}));
+  // The socket's buffer takes it; the answer says nothing new.
+  [[maybe_unused]] const auto ignored =
+      ::send(ended_training_.get(), call.data(), call.size(),
+             MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 void Attempt::look_for_hangs() {

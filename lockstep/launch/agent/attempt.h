@@ -186,6 +186,9 @@ class Attempt : public Pollable {
   // Announces a generation in which the workers take the places of those of a
   // lost node. Returns its number; 0 if no node was lost.
   int take_lost_places();
+  // Tells the workers of all nodes that one of this node has left its training,
+  // so that they do not wait for it.
+  void tell_of_ended_training();
   void begin_to_look_for_hangs();
   void look_for_hangs();
   // Starts what the pool lacks, once the attempt has begun: before that, its
@@ -208,6 +211,7 @@ class Attempt : public Pollable {
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   bool all_publish_ = false;
   bool awaits_joins_ = false;            // a healing has not ended
+  FileDescriptor ended_training_{};      // the connection that tells of it
   std::optional<Deadline> refill_at_{};  // nothing if it may be done now
   std::optional<Stop> stop_{};
   std::optional<Heal> heal_{};  // while workers that failed are not replaced

@@ -294,12 +294,19 @@ bool WorkerGroup::all_heal_fully() const {
   });
 }
 
-std::optional<std::string> WorkerGroup::why_not_healed() {
-  // The last words of a worker that has ended may not have been read yet.
-  for (Worker& worker : workers_) {
-    while (worker.socket && hear(worker)) {
+bool WorkerGroup::any_left_training() {
+  return std::ranges::any_of(workers_, [this](Worker& worker) {
+    if (!worker.process.ended() || worker.process.exit_code() != 0) {
+      return false;
     }
-  }
+    hear_all(worker);
+    return worker.heals && !worker.ended_training &&
+           worker.stage != Worker::Stage::given_up;
+  });
+}
+
+std::optional<std::string> WorkerGroup::why_not_healed() {
+  for (Worker& worker : workers_) hear_all(worker);
   const std::vector<int> gone = lost();
   if (gone.empty()) return "a rank of this node seems to be the cause";
   for (size_t at = 0; at < workers_.size(); ++at) {
@@ -429,9 +436,14 @@ void WorkerGroup::add_poll_entries(std::vector<pollfd>& entries) const {
 void WorkerGroup::handle_poll_entries(std::span<const pollfd> entries) {
   for (Worker& worker : workers_) {
     if (worker.socket && has_come(entries, worker.socket.get())) {
-      while (hear(worker)) {
-      }
+      hear_all(worker);
     }
+  }
+}
+
+// The last words of a worker that has ended may not have been read yet.
+void WorkerGroup::hear_all(Worker& worker) {
+  while (worker.socket && hear(worker)) {
   }
 }
 

@@ -120,7 +120,7 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next ten are for a job that heals, before settle().
+  // The next eleven are for a job that heals, before settle().
 
   // Returns the last generation that a worker has told of; 0 if none has.
   int generation() const;
@@ -128,6 +128,9 @@ class WorkerGroup {
   // Returns whether all workers have said that their training can be healed,
   // also without what only other ranks have.
   bool all_heal_fully() const;
+  // Returns whether a worker has ended with exit code 0 in the midst of its
+  // training, and has not told the others.
+  bool any_left_training();
   // Returns the local ranks of the workers that failed and are not replaced.
   std::vector<int> lost() const;
   // Returns why no process may take the places of lost() workers while the
@@ -203,6 +206,7 @@ class WorkerGroup {
   int rank_of(size_t local_rank) const;
   // Returns false once the worker has no more to say.
   bool hear(Worker& worker);
+  void hear_all(Worker& worker);
 
   const WorkerGroupOptions& options_;
   const RoundPlan& plan_;

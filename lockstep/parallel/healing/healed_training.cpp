@@ -92,6 +92,7 @@ class HealedTraining::Work {
       joins_ = false;
       if (!record_->has(position_.steps())) write_record(Moment::begun);
     } else {
+      if (watch_) require_same_buddies();
       if (is_divided_anywhere()) {
         begin_state_records();
         states_->write(position_.steps());
@@ -166,6 +167,7 @@ class HealedTraining::Work {
       parameters_->update_begins();
       update();
       parameters_->update_has_ended();
+      updated_items_ = record_->changed_items(own);
       const bool changes_own = record_->differs_from(own);
       if (changes_own || !parameters_->kept().empty()) {
         record_->write(steps + 1, position_.calls() + 1, Moment::begun);
@@ -187,7 +189,10 @@ class HealedTraining::Work {
       if (!states_) parameters_->function_begins();
       function();
       if (!states_) parameters_->require_same_state();
-      if (!record_->differs_from(own)) return;
+      if (!record_->differs_from(own) &&
+          record_->changed_items(own).find('1') == std::string::npos) {
+        return;
+      }
       own_changed_ = position_.calls() + 1;
       record_->write(position_.steps(), own_changed_, Moment::begun);
     });
@@ -421,6 +426,7 @@ class HealedTraining::Work {
         {"lost", joins_ && record_->is_empty()},
         {"objects", internal::objects_to_reconfigure()},
         {"kept", parameters_->kept()},
+        {"updated_items", updated_items_},
         {"own_changed", own_changed_},
         {"keeps_unrecorded", parameters_->keeps_unrecorded()},
         {"healed_here", here_ == position_.calls() ? healed_here_ : 0}};
@@ -458,6 +464,7 @@ class HealedTraining::Work {
     gives_up_batch_ = false;
     std::exception_ptr failure;
     std::optional<std::string> kept;
+    std::optional<std::string> updated;
     if (divided) {
       return_to_record(all, healing, failure);
     } else {
@@ -466,10 +473,11 @@ class HealedTraining::Work {
         gives_up_batch_ = position_.share_samples(from);
       }
       kept = shrinks ? "" : from.at("kept").get<std::string>();
+      updated = updated_items_ = from.at("updated_items").get<std::string>();
     }
     is_whole_ = true;
     may_go_back_ = false;
-    if (!failure) take_own_record(kept, own_changed, failure);
+    if (!failure) take_own_record(kept, updated, own_changed, failure);
     own_changed_ = 0;
     if (shrinks) {
       record_->take_first(position_.steps(), position_.calls(), failure);
@@ -519,6 +527,16 @@ class HealedTraining::Work {
     }
   }
 
+  void require_same_buddies() const {
+    internal::Agreement agreement(default_group());
+    agreement.hold("HealedTrainingOptions::buddy_copies",
+                   record_copies_ ? "true" : "false");
+    if (const auto difference = agreement.compare()) {
+      throw std::invalid_argument("HealedTraining: " + difference->words() +
+                                  "; give all ranks the same");
+    }
+  }
+
   // A process that takes a place finds the loop in which the others are, and
   // can have everything that they keep.
   void require_healable(const std::vector<Status>& all,
@@ -556,6 +574,9 @@ class HealedTraining::Work {
     for (size_t r = 0; r < all.size(); ++r) {
       if (!all[r].at("whole").get<bool>()) continue;
       if (!source || place(all[*source]) < place(all[r])) source = r;
+    }
+    if (!source && healing.replaced.size() == all.size()) {
+      give_up("all ranks were lost at once (" + healing.cause + ")");
     }
     if (!source) {
       give_up("no rank has a whole state any more (" + healing.cause +
@@ -639,13 +660,14 @@ class HealedTraining::Work {
   // step began. `own_changed`: the last call of run() that has changed them on
   // any rank, from 1.
   void take_own_record(const std::optional<std::string>& kept,
+                       const std::optional<std::string>& updated,
                        int64_t own_changed, std::exception_ptr& failure) {
     try {
-      const bool found = record_->read(position_.steps(), kept);
+      const bool found = record_->read(position_.steps(), kept, updated);
       if (found && own_changed > record_->calls()) {
         throw std::runtime_error(
             "HealedTraining: this rank was lost in a function that draws "
-            "random numbers or changes buffers of the model, and no rank has "
+            "random numbers or changes buffers of a module, and no rank has "
             "what it would have left; do both in compute");
       }
       if (found || !joins_ || states_) return;
@@ -740,9 +762,14 @@ class HealedTraining::Work {
 
   // One rank says what has happened.
   void tell(const Healing& healing, int ranks_before) const {
-    const int teller = healing.state_from;
-    const bool own = teller < 0;
-    if (get_rank() != std::max(teller, 0)) return;
+    const bool own = healing.state_from < 0;
+    // A process that is new does not know when the rank failed.
+    int teller = std::max(healing.state_from, 0);
+    while (own && teller + 1 < healing.ranks &&
+           std::ranges::count(healing.replaced, teller) > 0) {
+      ++teller;
+    }
+    if (get_rank() != teller) return;
     std::string got;
     if (!healing.replaced.empty()) {
       got = internal::name_numbers("rank", healing.replaced) + " got";
@@ -796,6 +823,8 @@ class HealedTraining::Work {
   // The last call of run(), from 1, whose update or function has changed what
   // only this rank has; 0 if there is none since the last healing.
   int64_t own_changed_ = 0;
+  std::string
+      updated_items_{};  // RankRecord::changed_items() of the last update
   // How often the training was healed in the call of run() with this number.
   int healed_here_ = 0;
   int64_t here_ = -1;

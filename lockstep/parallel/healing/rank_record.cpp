@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <stdexcept>
@@ -52,7 +53,17 @@ std::vector<at::Tensor> RankRecord::buffers() const {
 
 RankRecord::Mark RankRecord::mark() const {
   return {.generators = generator_state(state_.model.get()),
-          .buffers = TrainedParameters::marks_of(buffers_of_model(state_))};
+          .buffers = TrainedParameters::marks_of(buffers_of_model(state_)),
+          .of_items = TrainedParameters::marks_of(buffers_of_items(state_))};
+}
+
+std::string RankRecord::changed_items(const Mark& mark) const {
+  const auto now = TrainedParameters::marks_of(buffers_of_items(state_));
+  std::string changed(now.size(), '1');
+  for (size_t at = 0; at < std::min(now.size(), mark.of_items.size()); ++at) {
+    if (now[at] == mark.of_items[at]) changed[at] = '0';
+  }
+  return changed;
 }
 
 bool RankRecord::differs_from(const Mark& mark) const {
@@ -86,7 +97,8 @@ void RankRecord::write(int64_t steps, int64_t calls, Moment moment) {
   record_.write(steps, parts);
 }
 
-bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
+bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept,
+                      const std::optional<std::string>& updated) {
   const auto record = record_.read(steps);
   wrappers_ = memory_to_reconfigure();
   moment_ = Moment::begun;
@@ -130,9 +142,13 @@ bool RankRecord::read(int64_t steps, const std::optional<std::string>& kept) {
   for (auto& buffer : buffers_of_model(state_)) buffer.copy_(take(buffer));
   // Averages of weights change theirs when they are updated: then the record is
   // too old, and the rank that has updated has given its own.
+  size_t index = 0;
   for (auto& buffer : buffers_of_items(state_)) {
     const at::Tensor saved = take(buffer);
-    if (is_after_update()) buffer.copy_(saved);
+    const bool is_own =
+        updated && index < updated->size() && (*updated)[index] == '0';
+    ++index;
+    if (is_after_update() || is_own) buffer.copy_(saved);
   }
   load_gradients(steps, kept.value_or(recorded_kept), marks, take);
   return true;

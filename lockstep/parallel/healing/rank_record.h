@@ -39,14 +39,16 @@ class RankRecord {
   // rank has completed. Throws what PlaceRecord::write() throws.
   void write(int64_t steps, int64_t calls, Moment moment);
 
-  // The generators and the model's buffers, to see whether a function changes
-  // them.
+  // The generators and the buffers, to see whether a function changes them.
   struct Mark {
     at::Tensor generators{};
-    TrainedParameters::Marks buffers{};
+    TrainedParameters::Marks buffers{};  // of the model
+    TrainedParameters::Marks of_items{};
   };
   Mark mark() const;
   bool differs_from(const Mark& mark) const;
+  // Returns a character for each buffer of the items, "1" if it has changed.
+  std::string changed_items(const Mark& mark) const;
 
   PlaceRecord& records() { return record_; }
   bool is_empty() const { return record_.steps().empty(); }
@@ -58,10 +60,13 @@ class RankRecord {
   // (restore_wrappers()) and the gradients
   // (TrainedParameters::set_loaded_gradients()), which their renewal would
   // change. `kept`: the gradients that the rank keeps from which all else came
-  // (TrainedParameters::kept()); nothing if the record says it. Returns whether
-  // there is a record. Throws std::runtime_error if the process before had
-  // another module, or gradients are kept that were not recorded.
-  bool read(int64_t steps, const std::optional<std::string>& kept);
+  // (TrainedParameters::kept()); nothing if the record says it. `updated`:
+  // changed_items() of that rank's last update, whose results are for all
+  // ranks; nothing if this rank has its own. Returns whether there is a record.
+  // Throws std::runtime_error if the process before had another module, or
+  // gradients are kept that were not recorded.
+  bool read(int64_t steps, const std::optional<std::string>& kept,
+            const std::optional<std::string>& updated);
   void restore_wrappers() const;
   // Whether what read() has found was made after the last update, and how many
   // calls were completed then.

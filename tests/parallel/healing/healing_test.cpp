@@ -540,6 +540,25 @@ TEST_F(Healing, AllRestartIfARankEndsWell) {
   EXPECT_THAT(training.ended.err, Not(HasSubstr("healed in")));
 }
 
+// It tells the others nothing.
+TEST_F(Healing, AllRestartIfARankLeaves) {
+  const auto training = train("training", 2, {"kill=1@5:leaves", "snapshot=5"});
+  EXPECT_EQ(training.ended.exit_code, 0) << training.ended.err;
+  EXPECT_THAT(training.ended.err, HasSubstr("restart 1 of"));
+  EXPECT_THAT(training.ended.err, Not(HasSubstr("healed in")));
+}
+
+// They differ between ranks, and the update does not change them.
+TEST_F(Healing, BuffersOfAnotherModule) {
+  expect_same(2, "1@3:next,0@5:update,1@7:updated,0@9:forward,1@11:stepped", 5,
+              {"critic=1"});
+}
+
+TEST_F(Healing, FunctionsAloneThatChangeBuffersOfAnotherModule) {
+  expect_same(2, "1@3:forward,0@5:next,1@7:updated", 3,
+              {"critic=1", "calls=1"});
+}
+
 TEST_F(Healing, MistakesAreNamed) {
   const auto train_with = [this](const std::string& mistake) {
     return run({"--heal=shrink", "--nproc-per-node=1", "--max-restarts=1",
@@ -613,7 +632,7 @@ class HealingHosts : public Healing {
                            "--heal",
                            "--standby=1",
                            "--nproc-per-node=" + std::to_string(ranks_of_each_),
-                           "--max-restarts=1000"};
+                           "--max-restarts=" + std::to_string(restarts_)};
     hosts_.push_back(
         start(with(with(with(all, role), program), arguments),
               {.environment = {"OMP_NUM_THREADS=1",
@@ -655,6 +674,7 @@ class HealingHosts : public Healing {
 
   fs::path folder_;
   bool second_endpoint_ = false;
+  int restarts_ = 1000;
   std::string endpoints_;
   std::vector<std::unique_ptr<RunningProgram>> hosts_{};
 };
@@ -740,6 +760,27 @@ TEST_F(HealingHosts, AllRestartIfOneOfADividedTrainingIsLost) {
       HasSubstr("this is not healed: a rank has not said that its "
                 "training can be, or has state that no other rank has"));
   EXPECT_THAT(restarted.ended.err, HasSubstr("restart 1 of 1000"));
+}
+
+// It leaves without a word: the other host must not replace a rank that waits.
+TEST_F(HealingHosts, AllRestartIfARankLeaves) {
+  ranks_of_each_ = 1;
+  start_hosts("restarted", {"model=plain", "kill=1@5:leaves"});
+  const auto restarted = finish_hosts();
+  EXPECT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  EXPECT_THAT(restarted.ended.err,
+              HasSubstr("another rank has ended its training meanwhile"));
+  EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all 2 workers"));
+  EXPECT_THAT(restarted.ended.err, Not(HasSubstr("healed in")));
+}
+
+TEST_F(HealingHosts, BuddyCopiesOfSomeRanksOnlyAreRefused) {
+  ranks_of_each_ = 1;
+  restarts_ = 1;
+  start_hosts("refused", {"buddies=2"});
+  const auto refused = finish_hosts(/*lost=*/2);
+  EXPECT_THAT(refused.ended.err,
+              HasSubstr("HealedTrainingOptions::buddy_copies"));
 }
 
 // A rank of host 0 has ended its training when host 1 is lost; the other one

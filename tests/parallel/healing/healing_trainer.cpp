@@ -21,7 +21,10 @@
 //   calls=1      also calls run() before each loop, before each step, after the
 //                loop and at the end, with the moments first, top, epoch and
 //                last, and first_done, ..., after the function's collective
-//   buddies=1    copies on the other host
+//   buddies=1    copies on the other host; 2: only rank 0 wants them
+//   critic=1     another module, of which each rank has its own buffers:
+//   compute
+//                changes them, and so do the functions of calls=1
 //   loops=2      each epoch has a second loop, over another loader; 3: over the
 //                same
 //   late=1       one more DistributedDataParallel is made after HealedTraining
@@ -34,14 +37,14 @@
 //                once: MOMENT is next, forward, backward, computed, update,
 //                stepped (before the update's collective), updated, snapshot;
 //                or joining, of a process that takes a place; throws, for an
-//                exception in forward; exits, for exit code 0 there; stop, for
-//                SIGSTOP there; agent, for SIGKILL to the agent there;
-//                agent_next and agent_updated, likewise at these moments; node,
-//                for SIGSTOP to the agent and all its workers; end, for SIGKILL
-//                to the agent when the training has ended; lingers, for a
-//                process that does not end then. With own=1 also recording,
-//                while the state is copied after the update, and recorded,
-//                when it has been
+//                exception in forward; exits, for exit code 0 there; leaves,
+//                for _exit(0) there; stop, for SIGSTOP there; agent, for
+//                SIGKILL to the agent there; agent_next and agent_updated,
+//                likewise at these moments; node, for SIGSTOP to the agent and
+//                all its workers; end, for SIGKILL to the agent when the
+//                training has ended; lingers, for a process that does not end
+//                then. With own=1 also recording, while the state is copied
+//                after the update, and recorded, when it has been
 
 #include <ATen/Functions.h>
 #include <torch/nn/modules/activation.h>
@@ -191,6 +194,8 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   if (number("loops", 1) == 2) state.items.emplace("second", second_sampler);
   OwnState own(kills, state);
   if (number("own", 0) != 0) state.items.emplace("own", own);
+  torch::nn::BatchNorm1d critic(torch::nn::BatchNormOptions(16).affine(false));
+  if (number("critic", 0) != 0) state.items.emplace("critic", critic);
   const auto snapshots = folder / "snapshots/";
   if (number("snapshot", 0) != 0) load_snapshot(snapshots, state);
   if (groups_are_apart()) kills.at(0, "joining");
@@ -202,12 +207,15 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     const Kills& kills;
     const TrainingState& state;
   } const at_end{kills, state};
-  HealedTraining training(state, {.buddy_copies = number("buddies", 0) != 0});
+  const auto buddies = number("buddies", 0);
+  HealedTraining training(
+      state, {.buddy_copies = buddies == 2 ? get_rank() == 0 : buddies == 1});
   std::optional<DistributedDataParallel<torch::nn::Sequential>> late;
   if (number("late", 0) != 0) late.emplace(model);
   std::cout << "ready " << get_rank() << " " << getpid() << std::endl;
 
   const auto backward = [&](const auto& batch, double share) {
+    critic(batch.data);
     auto input = batch.data;
     if (input.size(0) == 8) {
       input = input.clone();
@@ -218,6 +226,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     kills.at(state.step, "forward");
     kills.at(state.step, "throws");
     kills.at(state.step, "exits");
+    kills.at(state.step, "leaves");
     kills.at(state.step, "stop");
     kills.at(state.step, "agent");
     kills.at(state.step, "node");
@@ -266,6 +275,9 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
       training.run([&] {
         kills.at(state.step, moment);
         if (number("draws", 0) == 2) draw();
+        if (number("critic", 0) != 0) {
+          critic(data.narrow(0, 4 * get_rank(), 4) + state.step);
+        }
         auto sum = at::full({2}, static_cast<double>(state.epochs_run));
         all_reduce(sum);
         kills.at(state.step, moment + "_done");
