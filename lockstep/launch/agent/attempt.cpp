@@ -379,7 +379,7 @@ void Attempt::tell_of_ended_training() {
       bytes_of(WorkerCall{.operation = WorkerCall::Operation::set,
                           .key = training_ended_key(plan_.restarts_used),
                           .value = "1"}));
-  // The socket's buffer takes it; the answer says nothing new.
+  // The buffer of a new socket takes the call, and its answer is not needed.
   [[maybe_unused]] const auto ignored =
       ::send(ended_training_.get(), call.data(), call.size(),
              MSG_NOSIGNAL | MSG_DONTWAIT);

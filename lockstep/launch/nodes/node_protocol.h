@@ -413,7 +413,8 @@ class NodeProtocol {
     Clock::time_point until{};
   };
   std::map<int, Lost> lost_;
-  // Likewise, until when the members of a round that was resumed may come.
+  // On the host of the store, if a round goes on there: until when its members
+  // may come.
   std::optional<Clock::time_point> gathers_until_{};
   // The rest is for the host of the store, if nodes may come and go.
   ElasticRules rules_{self_.elastic_options, self_.fewest(), self_.nnodes};

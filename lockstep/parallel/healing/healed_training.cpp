@@ -823,8 +823,8 @@ class HealedTraining::Work {
   // The last call of run(), from 1, whose update or function has changed what
   // only this rank has; 0 if there is none since the last healing.
   int64_t own_changed_ = 0;
-  std::string
-      updated_items_{};  // RankRecord::changed_items() of the last update
+  // RankRecord::changed_items() of the last update.
+  std::string updated_items_{};
   // How often the training was healed in the call of run() with this number.
   int healed_here_ = 0;
   int64_t here_ = -1;
