@@ -135,8 +135,9 @@ class HealedTraining {
   // Throws std::invalid_argument if a group, or a part of `state`, cannot be
   // healed: samplers that are per_rank(), an optimizer that snapshots cannot
   // hold; if `state` lacks a module that is wrapped; if buddy_copies are asked
-  // for and the hosts differ in their numbers of ranks; std::logic_error if
-  // there is another HealedTraining. Throws std::system_error if the
+  // for and the hosts differ in their numbers of ranks; if the ranks of several
+  // hosts differ in buddy_copies; std::logic_error if there is another
+  // HealedTraining. Throws std::system_error if the
   // system lacks the memory for the copies, or its limit on the size of files
   // (ulimit -f) is too low for them. Without --heal nothing is checked.
   explicit HealedTraining(TrainingState& state,
