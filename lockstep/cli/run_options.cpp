@@ -702,11 +702,6 @@ void set_heal(const RunArguments& arguments, RunOptions& options) {
     throw std::invalid_argument("--heal is \"" + given +
                                 "\"; allowed are replace and shrink");
   }
-  if (workers.shrinks && options.job) {
-    throw std::invalid_argument(
-        "--heal=shrink is for one host, and --nnodes is " + arguments.nnodes +
-        "; leave out one of them, or give --heal");
-  }
   if (workers.max_restarts == 0) {
     throw std::invalid_argument(
         "--heal replaces a worker as often as --max-restarts says, and that is "
@@ -731,7 +726,10 @@ void set_heal(const RunArguments& arguments, RunOptions& options) {
         "; leave out one of them");
   }
   workers.heals = true;
-  if (options.job) options.job->node.heals = true;
+  if (options.job) {
+    options.job->node.heals = true;
+    options.job->node.shrinks = workers.shrinks;
+  }
 }
 
 void set_spare(const RunArguments& arguments, RunOptions& options) {

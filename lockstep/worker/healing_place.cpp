@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "lockstep/base/descriptor_mark.h"
@@ -25,7 +27,7 @@ int generation_joined() {
 
 namespace {
 
-constexpr const char* kLostRank = "lost rank";
+constexpr const char* kLostPlace = "lost place";
 
 int own_attempt() {
   return static_cast<int>(
@@ -57,20 +59,22 @@ std::string text_of(const GenerationNotice& notice) {
     text += "\n" + name_numbers("place", notice.places);
   }
   if (!notice.lost.empty()) {
-    text += "\n" + name_numbers(kLostRank, notice.lost);
+    text += "\n" + name_numbers(kLostPlace, notice.lost);
   }
   return text;
 }
 
 GenerationNotice generation_notice_of(const std::string& text) {
-  GenerationNotice notice{.cause = text.substr(0, text.find('\n'))};
-  if (notice.cause.size() == text.size()) return notice;
-  std::string_view numbers = text;
-  numbers.remove_prefix(notice.cause.size() + 1);
-  const bool lost = numbers.starts_with(kLostRank);
-  numbers.remove_prefix(
-      std::min(numbers.find_first_of("0123456789"), numbers.size()));
-  (lost ? notice.lost : notice.places) = read_numbers(numbers);
+  GenerationNotice notice;
+  std::istringstream lines(text);
+  std::getline(lines, notice.cause);
+  for (std::string line; std::getline(lines, line);) {
+    std::string_view numbers = line;
+    numbers.remove_prefix(
+        std::min(numbers.find_first_of("0123456789"), numbers.size()));
+    (line.starts_with(kLostPlace) ? notice.lost : notice.places) =
+        read_numbers(numbers);
+  }
   return notice;
 }
 
@@ -101,8 +105,9 @@ void tell_agent_heals(bool heals, const std::string& why_whole) {
                                  : kStandbyHealsWhole + why_whole);
 }
 
-void tell_agent_generation(int generation) {
-  tell_agent(kStandbyGeneration + std::to_string(generation));
+void tell_agent_generation(int generation, int rank, int world_size) {
+  tell_agent(kStandbyGeneration + std::to_string(generation) + ": rank " +
+             std::to_string(rank) + " of " + std::to_string(world_size));
 }
 
 }  // namespace lockstep::internal

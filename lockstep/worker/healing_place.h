@@ -27,8 +27,10 @@
 //
 // With --heal=shrink the agent does not end the attempt if no standby process
 // comes: it announces a generation without the places of the workers that
-// failed. A place is a local rank; the ranks of a generation are its places in
-// ascending order, numbered from 0.
+// failed. If a node is lost, and no spare node waits, the agent with the
+// agents' store does so for the places of that node. A place is a rank of
+// generation 0; the ranks of a generation are its places in ascending order,
+// numbered from 0.
 //
 //   environment   LOCKSTEP_HEAL        "1" in the workers of a job that heals
 //                 LOCKSTEP_GENERATION  in a worker that took the place of one
@@ -41,17 +43,19 @@
 //                 "heals whole: WHY"   likewise, but not with fewer ranks
 //                 "heals no more"      its training has ended, or cannot be
 //                                      healed any more
-//                 "generation G"       it makes its groups for generation G
+//                 "generation G: rank R of N"  it makes its groups for
+//                                      generation G, in which it has this rank
 //   in the workers' store, written by the agents
 //                 heal/A/generation/G  why generation G of attempt A begins, in
 //                                      one line: "rank 1 failed: killed by
-//                                      SIGKILL (exit code 137)". If places are
-//                                      given up, a second line names those that
-//                                      are left: "places 0 and 2"; if a node
-//                                      was lost, its ranks: "lost ranks 2 and
-//                                      3". A is TORCHELASTIC_RESTART_COUNT.
-//                                      The agents of several nodes take the
-//                                      next free G, by compare_set
+//                                      SIGKILL (exit code 137)". If places were
+//                                      given up, now or earlier, another line
+//                                      names those that are left: "places 0 and
+//                                      2"; if those of a lost node are taken,
+//                                      these: "lost places 2 and 3". A is
+//                                      TORCHELASTIC_RESTART_COUNT. The agents
+//                                      of several nodes take the next free G,
+//                                      by compare_set
 //                 heal/A/ended         written by a worker whose training has
 //                                      ended: nobody can take a place then
 namespace lockstep::internal {
@@ -78,7 +82,7 @@ std::string generation_key(int generation);
 struct GenerationNotice {
   std::string cause{};        // one line
   std::vector<int> places{};  // in ascending order; empty if all are left
-  std::vector<int> lost{};    // ranks of a node that was lost
+  std::vector<int> lost{};    // those of a lost node that are taken
 };
 std::string text_of(const GenerationNotice& notice);
 GenerationNotice generation_notice_of(const std::string& text);
@@ -99,8 +103,8 @@ FileDescriptor take_place_memory();
 // that is not a worker of a launch that heals or has standby processes.
 void tell_agent_heals(bool heals, const std::string& why_whole = {});
 
-// Says for which generation this worker makes its groups.
-void tell_agent_generation(int generation);
+// Says for which generation this worker makes its groups, and its rank there.
+void tell_agent_generation(int generation, int rank, int world_size);
 
 // ---- The agent's side ----
 

@@ -83,6 +83,42 @@ TEST(Announcement, TakesTheNextNumberThatNoOtherNodeHas) {
   EXPECT_EQ(one.look(), State::none_free);
 }
 
+// Another node has given up place 1 meanwhile.
+TEST(Announcement, GivesUpPlacesOfThoseThatAreLeft) {
+  for (const bool any_left : {true, false}) {
+    SilentStore store;
+    Announcement one(store.name(), 0, 1, 2,
+                     {.cause = "rank 2 failed", .places = {0, 1, 2}}, {2});
+    store.accept();
+    EXPECT_EQ(store.next_call().value, "rank 2 failed\nplaces 0 and 1");
+    const std::string left = any_left ? "places 0 and 2" : "place 2";
+    store.answer(
+        {.kind = WorkerReply::Kind::value, .text = "rank 1 failed\n" + left});
+    EXPECT_EQ(one.look(), any_left ? State::asked : State::none_left);
+    if (!any_left) continue;
+    const std::string text = "rank 2 failed\nplace 0";
+    EXPECT_EQ(store.next_call().value, text);
+    store.answer({.kind = WorkerReply::Kind::value, .text = text});
+    EXPECT_EQ(one.look(), State::made);
+    EXPECT_EQ(one.notice().places, std::vector<int>({0}));
+  }
+}
+
+TEST(Announcement, OfTakenPlacesKeepsThoseThatAreLeft) {
+  SilentStore store;
+  Announcement one(store.name(), 0, 1, 2,
+                   {.cause = "node 1 was lost", .lost = {2, 3}});
+  store.accept();
+  EXPECT_EQ(store.next_call().value, "node 1 was lost\nlost places 2 and 3");
+  store.answer({.kind = WorkerReply::Kind::value,
+                .text = "rank 1 failed\nplaces 0, 2 and 3"});
+  EXPECT_EQ(one.look(), State::asked);
+  const auto notice = generation_notice_of(store.next_call().value);
+  EXPECT_EQ(notice.cause, "node 1 was lost");
+  EXPECT_EQ(notice.places, std::vector<int>({0, 2, 3}));
+  EXPECT_EQ(notice.lost, std::vector<int>({2, 3}));
+}
+
 TEST(Announcement, OfNoNumberIsNotMade) {
   Announcement one("lockstep-test-no-store", 0, 3, 2,
                    {.cause = "rank 1 failed"});

@@ -395,7 +395,9 @@ TEST_F(ElasticProtocolTest, NodesThatDisagreeOnTheirNumbersAreRefused) {
               AllOf(HasSubstr("--max-membership-changes=3"),
                     HasSubstr("--max-membership-changes=unlimited")));
   EXPECT_THAT(refusal([](auto& node) { node.heals = true; }),
-              AllOf(HasSubstr("--heal=true"), HasSubstr("--heal=false")));
+              AllOf(HasSubstr("--heal=replace"), HasSubstr("--heal=false")));
+  EXPECT_THAT(refusal([](auto& node) { node.heals = node.shrinks = true; }),
+              AllOf(HasSubstr("--heal=shrink"), HasSubstr("--heal=false")));
   EXPECT_FALSE(agents_[0].take_verdict()) << "the job goes on";
 }
 

@@ -390,9 +390,6 @@ TEST_F(Healing, OptionsWithWhichNoneCanBeHealedAreRefused) {
               HasSubstr("--rdzv-backend=c10d; leave out one of them"));
   EXPECT_THAT(refused({"--heal=grow", "--max-restarts=1"}),
               HasSubstr("--heal is \"grow\"; allowed are replace and shrink"));
-  EXPECT_THAT(refused({"--heal=shrink", "--max-restarts=1", "--nnodes=1:2",
-                       "--rdzv-insecure", "--rdzv-endpoint=127.0.0.1:1"}),
-              HasSubstr("--heal=shrink is for one host, and --nnodes is 1:2"));
 }
 
 class HealingNodes : public NodesTest {

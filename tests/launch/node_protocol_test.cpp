@@ -423,6 +423,7 @@ class SpareNodeTest : public NodeProtocolTest {
     auto one = node(nnodes, rank, workers);
     one.hosts_store = rank == 0;
     one.heals = true;
+    one.shrinks = shrinks_;
     one.is_spare = !rank;
     one.max_restarts = 3;
     one.connection = "agent " + std::to_string(agents_.size());
@@ -448,9 +449,93 @@ class SpareNodeTest : public NodeProtocolTest {
   }
   void pass(int time) { agents_[0].beat(now_ += milliseconds(time)); }
 
+  // Has three nodes of two ranks run, and node 1 lost.
+  void lose_one_of_three() {
+    shrinks_ = true;
+    for (const int rank : {0, 1, 2}) healing_agent(rank, 2, 3).join();
+    for (const int rank : {0, 1, 2}) {
+      agents_[rank].offer_round(
+          0, rank == 0 ? RoundOffer{"192.0.2.1", 4000} : RoundOffer{});
+    }
+    for (const int rank : {0, 1, 2}) {
+      ASSERT_TRUE(agents_[rank].take_plan());
+      agents_[rank].beat(now_);
+      if (heals_) agents_[rank].report_healing();
+    }
+    accepted_.erase("agent 1");
+    pass(1000);
+  }
+
   bool heals_ = true;
+  bool shrinks_ = false;
   std::set<std::string> accepted_;
 };
+
+TEST_F(SpareNodeTest, IsNotNeededIfTheJobMayGoOnWithFewerRanks) {
+  lose_one_of_three();
+  const auto lost = agents_[0].take_lost_node();
+  ASSERT_TRUE(lost);
+  EXPECT_THAT(lost->cause, HasSubstr("was lost: its connection is closed"));
+  EXPECT_EQ(lost->places, std::vector<int>({2, 3}));
+  EXPECT_FALSE(agents_[0].take_lost_node());
+  pass(60'000);
+  EXPECT_FALSE(agents_[0].take_verdict());
+  // It was only stopped, and comes back; or another node wants its rank.
+  EXPECT_THROW(agents_[1].propose(0, failed(1, 7)), RankTaken);
+  EXPECT_THROW(agents_[1].beat(now_), RankTaken);
+  EXPECT_THROW(healing_agent(1, 2, 3).join(), RankTaken);
+  agents_[0].report_success();
+  EXPECT_FALSE(agents_[0].take_verdict());
+  agents_[2].report_success();
+  EXPECT_EQ(agents_[0].take_verdict()->kind, Verdict::Kind::succeeded);
+  agents_[0].depart();
+  agents_[2].depart();
+  EXPECT_TRUE(agents_[0].others_have_departed());
+}
+
+TEST_F(SpareNodeTest, MayHaveARankThatWasGivenUpAtARestart) {
+  lose_one_of_three();
+  ASSERT_TRUE(agents_[0].take_lost_node());
+  auto& spare = healing_agent({}, 2, 3);
+  EXPECT_THROW(spare.join(), RankTaken);
+  agents_[2].propose(0, failed(2, 1));
+  ASSERT_TRUE(agents_[0].take_verdict());
+  const auto membership = spare.join();
+  EXPECT_EQ(membership.node_rank, 1);
+  EXPECT_EQ(membership.round, 1);
+}
+
+TEST_F(SpareNodeTest, IsNotNeededForANodeWhoseWorkersWereGivenUp) {
+  lose_one_of_three();
+  ASSERT_TRUE(agents_[0].take_lost_node());
+  agents_[2].report_success(/*given_up=*/true);
+  accepted_.erase("agent 2");
+  pass(1000);
+  EXPECT_FALSE(agents_[0].take_lost_node());
+  EXPECT_FALSE(agents_[0].take_verdict());
+  agents_[0].report_success();
+  EXPECT_EQ(agents_[0].take_verdict()->kind, Verdict::Kind::succeeded);
+}
+
+TEST_F(SpareNodeTest, CannotBeLeftOutOnceTheWorkersOfANodeHaveEnded) {
+  lose_one_of_three();
+  ASSERT_TRUE(agents_[0].take_lost_node());
+  agents_[0].report_success();
+  accepted_.erase("agent 2");
+  pass(1000);
+  EXPECT_FALSE(agents_[0].take_lost_node());
+  EXPECT_THAT(
+      agents_[0].take_verdict()->text,
+      HasSubstr("this is not healed: the workers of a node have ended"));
+}
+
+TEST_F(SpareNodeTest, CannotBeLeftOutIfARankCannotBeHealed) {
+  heals_ = false;
+  lose_one_of_three();
+  EXPECT_FALSE(agents_[0].take_lost_node());
+  EXPECT_THAT(agents_[0].take_verdict()->text,
+              HasSubstr("this is not healed: a rank has not said"));
+}
 
 TEST_F(SpareNodeTest, TakesThePlaceOfALostOneInTheRoundThatRuns) {
   lose_node_one();

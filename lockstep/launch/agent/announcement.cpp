@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <system_error>
@@ -14,11 +15,12 @@
 namespace lockstep::internal {
 
 Announcement::Announcement(const std::string& store_socket, int attempt,
-                           int first, int most, GenerationNotice notice)
+                           int first, int most, GenerationNotice notice,
+                           std::vector<int> given_up)
     : attempt_(attempt),
       most_(most),
       notice_(std::move(notice)),
-      text_(text_of(notice_)),
+      given_up_(std::move(given_up)),
       next_(first) {
   if (next_ > most_) return;
   socket_ = connect_to(store_socket, SocketKind::stream);
@@ -30,6 +32,11 @@ Announcement::Announcement(const std::string& store_socket, int attempt,
 }
 
 void Announcement::ask() {
+  std::erase_if(notice_.places, [&](int place) {
+    return std::ranges::count(given_up_, place) > 0;
+  });
+  if (none_is_left()) return;
+  text_ = text_of(notice_);
   const std::string bytes = with_length(
       bytes_of(WorkerCall{.operation = WorkerCall::Operation::compare_set,
                           .key = generation_key(attempt_, next_),
@@ -44,6 +51,7 @@ void Announcement::ask() {
 
 Announcement::State Announcement::look() {
   while (next_ <= most_) {
+    if (none_is_left()) return State::none_left;
     try {
       if (const auto message = input_.take()) {
         const WorkerReply reply = parse_worker_reply(*message);
@@ -53,6 +61,8 @@ Announcement::State Announcement::look() {
         }
         if (reply.text == text_) return State::made;
         // Another node has announced this one.
+        auto places = generation_notice_of(reply.text).places;
+        if (!places.empty()) notice_.places = std::move(places);
         if (++next_ <= most_) ask();
         continue;
       }

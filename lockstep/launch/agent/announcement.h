@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/message_bytes.h"
@@ -17,25 +18,34 @@ class Announcement {
   // Connects to the workers' store (WorkerStoreService::name_for()) and asks
   // for the first free number from `first` to `most`. `attempt` is
   // TORCHELASTIC_RESTART_COUNT. The cause of `notice` names a rank of this
-  // node, so that no other node announces the same. Throws WorkerStoreLost.
+  // node, or a lost one, so that no other node announces the same. Its places
+  // are those that were left at `first`; `given_up` are given up now, and then
+  // it names all. Throws WorkerStoreLost.
   Announcement(const std::string& store_socket, int attempt, int first,
-               int most, GenerationNotice notice);
+               int most, GenerationNotice notice,
+               std::vector<int> given_up = {});
 
-  enum class State { asked, made, none_free };
+  // none_left: no place would be left.
+  enum class State { asked, made, none_free, none_left };
   // Takes the answers that have come. Throws WorkerStoreLost.
   State look();
   // The generation that was announced, once it is made.
   int generation() const { return next_; }
+  // With the places that are left by then.
   const GenerationNotice& notice() const { return notice_; }
   int fd() const { return socket_.get(); }
 
  private:
   void ask();
+  bool none_is_left() const {
+    return !given_up_.empty() && notice_.places.empty();
+  }
 
   const int attempt_;
   const int most_;
-  const GenerationNotice notice_;
-  const std::string text_;
+  GenerationNotice notice_;
+  const std::vector<int> given_up_;
+  std::string text_{};
   int next_;
   FileDescriptor socket_{};
   MessageBuffer input_{};

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
@@ -40,6 +41,7 @@ constexpr milliseconds kAnnouncePause{200};
 constexpr milliseconds kLostNodeAllowance{5000};
 
 constexpr const char* kNoStore = "the workers have no store of the launcher's";
+constexpr const char* kNoneLeft = "no rank is left";
 constexpr const char* kNoneFree =
     "no restart is left, and a healing would count as one";
 std::string no_answer_within(milliseconds time) {
@@ -61,8 +63,9 @@ Attempt::Attempt(const AgentParts& parts, const RoundPlan& plan,
       earlier_streams_(parts.mux.streams()),
       port_(std::move(port)),
       store_(serve_store()),
-      generation_(plan.generation),
-      workers_(parts.options.workers, plan_, take_lost_places(),
+      generation_(take_lost_places()),
+      workers_(parts.options.workers, plan_,
+               plan_.lost_node.empty() ? 0 : generation_, places_,
                port_ ? port_->fd() : -1, store_socket_, parts.directory,
                parts.surroundings, parts.mux, parts.standby),
       publishers_(workers_.size(), 0) {}
@@ -89,15 +92,20 @@ std::unique_ptr<WorkerStoreService> Attempt::serve_store() {
 }
 
 int Attempt::take_lost_places() {
-  if (plan_.lost_node.empty()) return 0;
+  generation_ = plan_.generation;
+  if (plan_.lost_node.empty()) return generation_;
   if (!store_) throw NotHealed(kNoStore);
   const WorkerGroupOptions& workers = parts_.options.workers;
-  GenerationNotice notice{.cause = plan_.lost_node};
-  for (int at = 0; at < workers.nproc_per_node; ++at) {
-    notice.lost.push_back(plan_.place.first_rank + at);
-  }
   // The node may have been lost before, for the same reason.
   const int first = look_for_generations() + 1;
+  GenerationNotice notice{.cause = plan_.lost_node, .places = places_};
+  for (int at = 0; at < workers.nproc_per_node; ++at) {
+    const int place = plan_.place.first_rank + at;
+    notice.lost.push_back(place);
+    if (!places_.empty() && !std::ranges::binary_search(places_, place)) {
+      throw NotHealed("a rank of the node was given up before");
+    }
+  }
   try {
     const auto deadline = Deadline::after(kLostNodeAllowance);
     WorkerStoreLink link(store_socket_, deadline);
@@ -114,7 +122,8 @@ int Attempt::take_lost_places() {
       state = announcement.look();
     }
     if (state == Announcement::State::made) {
-      return generation_ = announcement.generation();
+      places_ = announcement.notice().places;
+      return announcement.generation();
     }
     throw NotHealed(state == Announcement::State::none_free
                         ? std::string(kNoneFree)
@@ -216,8 +225,25 @@ void Attempt::end_sparing() {
 }
 
 Attempt::Healing Attempt::heal() {
-  if (auto why = workers_.why_not_healed()) return cannot(std::move(*why));
   if (!store_) return cannot(kNoStore);
+  const bool of_node =
+      heal_ && heal_->announcement ? heal_->of_node : !lost_nodes_.empty();
+  return of_node ? heal_lost_node() : heal_failures();
+}
+
+Attempt::Healing Attempt::heal_lost_node() {
+  if (!heal_) heal_.emplace(Heal{.until = Deadline::after(kHealAllowance)});
+  if (heal_->announcement) return await_answer();
+  if (heal_->announce_at && !heal_->announce_at->expired()) return {};
+  heal_->of_node = true;
+  heal_->shrinks = true;
+  heal_->failures.clear();
+  const LostNode& node = lost_nodes_.front();
+  return announce(node.cause, node.places);
+}
+
+Attempt::Healing Attempt::heal_failures() {
+  if (auto why = workers_.why_not_healed()) return cannot(std::move(*why));
   const int places =
       parts_.standby != nullptr ? parts_.standby->processes() : 0;
   // Whether the others may go on without those that failed, and why not.
@@ -236,7 +262,7 @@ Attempt::Healing Attempt::heal() {
                            parts_.options.failure_shutdown_timeout)});
   }
   const bool late = heal_->until.expired();
-  if (heal_->announcement) return announce(heal_->announcement->notice(), late);
+  if (heal_->announcement) return await_answer();
   Healing healing;
   std::vector<WorkerFailure> failures = workers_.failures();
   if (failures.size() < workers_.lost().size()) {
@@ -267,62 +293,76 @@ Attempt::Healing Attempt::heal() {
     return healing;
   }
   if (heal_->announce_at && !heal_->announce_at->expired()) return healing;
-  heal_->announce_at.reset();
-  GenerationNotice notice{.cause = healing.cause};
   std::vector<int> given_up;
   for (const WorkerFailure& failure : failures) {
-    if (heal_->shrinks) given_up.push_back(failure.local_rank);
+    if (!heal_->shrinks) break;
+    given_up.push_back(
+        workers_.place_of(static_cast<size_t>(failure.local_rank)));
   }
-  auto left = workers_.places_without(given_up);
-  if (left.size() < workers_.size()) notice.places = std::move(left);
+  heal_->of_node = false;
   heal_->failures = std::move(failures);
-  return announce(std::move(notice), late);
+  return announce(healing.cause, std::move(given_up));
 }
 
-Attempt::Healing Attempt::announce(GenerationNotice notice, bool late) {
-  Healing healing{.cause = notice.cause};
-  try {
-    auto& announcement = heal_->announcement;
-    if (!announcement) {
-      announcement.emplace(
-          store_socket_, plan_.restarts_used, generation() + 1,
-          parts_.options.workers.max_restarts - plan_.restarts_used,
-          std::move(notice));
-      heal_->answer_until = Deadline::after(kAnnounceAllowance);
-    }
-    const auto state = announcement->look();
-    if (state == Announcement::State::none_free) {
-      return cannot(kNoneFree);
-    }
-    if (state == Announcement::State::made) {
-      const int generation = announcement->generation();
-      const auto failures = std::move(heal_->failures);
-      if (heal_->shrinks) {
-        workers_.keep_places(announcement->notice().places);
-      }
-      begin_generation(failures, generation, healing);
-      return healing;
-    }
-    if (!heal_->answer_until->expired()) return healing;
-    throw WorkerStoreLost(no_answer_within(kAnnounceAllowance));
-  } catch (const WorkerStoreLost& error) {
-    if (late) return cannot(error.what());
-    heal_->announcement.reset();
-    heal_->answer_until.reset();
-    heal_->announce_at = Deadline::after(kAnnouncePause);
-    return healing;
+Attempt::Healing Attempt::announce(const std::string& cause,
+                                   std::vector<int> given_up) {
+  heal_->announce_at.reset();
+  GenerationNotice notice{.cause = cause, .places = places_};
+  if (!given_up.empty() && places_.empty()) {
+    notice.places.resize(static_cast<size_t>(plan_.place.world_size));
+    std::iota(notice.places.begin(), notice.places.end(), 0);
   }
+  try {
+    heal_->announcement.emplace(
+        store_socket_, plan_.restarts_used, generation_ + 1,
+        parts_.options.workers.max_restarts - plan_.restarts_used,
+        std::move(notice), std::move(given_up));
+  } catch (const WorkerStoreLost& error) {
+    return announce_again(error);
+  }
+  heal_->answer_until = Deadline::after(kAnnounceAllowance);
+  return await_answer();
+}
+
+Attempt::Healing Attempt::await_answer() {
+  try {
+    switch (heal_->announcement->look()) {
+      case Announcement::State::none_free:
+        return cannot(kNoneFree);
+      case Announcement::State::none_left:
+        return cannot(kNoneLeft);
+      case Announcement::State::made:
+        return begin_generation();
+      case Announcement::State::asked:
+        if (!heal_->answer_until->expired()) return {};
+        throw WorkerStoreLost(no_answer_within(kAnnounceAllowance));
+    }
+  } catch (const WorkerStoreLost& error) {
+    return announce_again(error);
+  }
+  return {};
+}
+
+Attempt::Healing Attempt::announce_again(const WorkerStoreLost& error) {
+  if (heal_->until.expired()) return cannot(error.what());
+  heal_->announcement.reset();
+  heal_->answer_until.reset();
+  heal_->announce_at = Deadline::after(kAnnouncePause);
+  return {};
 }
 
 int Attempt::look_for_generations() {
   if (!store_) return generation_;
-  generation_ = generation();
   try {
     const Deadline deadline = Deadline::after(kAnnounceAllowance);
     WorkerStoreLink link(store_socket_, deadline);
-    while (link.check({generation_key(plan_.restarts_used, generation_ + 1)},
-                      deadline)) {
+    while (true) {
+      const auto key = generation_key(plan_.restarts_used, generation_ + 1);
+      if (!link.check({key}, deadline)) break;
+      const auto reply = link.call(
+          {.operation = WorkerCall::Operation::get, .key = key}, deadline);
       ++generation_;
+      places_ = generation_notice_of(reply.text).places;
     }
   } catch (const WorkerStoreLost&) {
     // Then those count that this node knows.
@@ -330,24 +370,28 @@ int Attempt::look_for_generations() {
   return generation_;
 }
 
-void Attempt::begin_generation(std::span<const WorkerFailure> failures,
-                               int generation, Healing& healing) {
-  generation_ = generation;
-  for (const WorkerFailure& failure : failures) {
+Attempt::Healing Attempt::begin_generation() {
+  const Announcement& made = *heal_->announcement;
+  Healing healing{.cause = made.notice().cause, .is_announced = true};
+  generation_ = made.generation();
+  places_ = made.notice().places;
+  workers_.keep_places(places_);
+  if (heal_->of_node) lost_nodes_.erase(lost_nodes_.begin());
+  for (const WorkerFailure& failure : heal_->failures) {
     const auto place = static_cast<size_t>(failure.local_rank);
     publishers_[place] = 0;
     if (parts_.board != nullptr) parts_.board->clear(failure.local_rank);
     // If the process that takes the place has just died, another one joins the
     // next generation.
     if (heal_->shrinks) {
-      healing.healed.push_back({generation, failure});
+      healing.healed.push_back({generation_, failure});
     } else if (const auto pid =
-                   workers_.replace(failure.local_rank, generation)) {
-      healing.healed.push_back({generation, failure, *pid});
+                   workers_.replace(failure.local_rank, generation_)) {
+      healing.healed.push_back({generation_, failure, *pid});
     }
   }
   heal_.reset();
-  if (workers_.failed()) {  // the others wait for the next process
+  if (has_lost_ranks()) {  // the others wait for the next generation
     heal_.emplace(Heal{.until = Deadline::after(kHealAllowance),
                        .announce_at = Deadline::after(milliseconds(0)),
                        .tells_of_wait = false});
@@ -358,6 +402,7 @@ void Attempt::begin_generation(std::span<const WorkerFailure> failures,
   // The ranks that heal need the cores.
   refill_at_ = Deadline::after(kRefillAnyway);
   awaits_joins_ = true;
+  return healing;
 }
 
 void Attempt::watch() {
@@ -446,6 +491,8 @@ std::optional<Deadline> Attempt::due() const {
   std::optional<Deadline> first;
   if (heal_ && heal_->announcement) {
     first = heal_->answer_until;
+  } else if (!lost_nodes_.empty() && !(heal_ && heal_->announce_at)) {
+    first = Deadline::after(milliseconds(0));
   } else if (heal_) {
     first = earliest({heal_->until, heal_->kill_hung_at, heal_->announce_at});
   } else if (hangs_ && !suspended_) {

@@ -26,6 +26,7 @@
 #include "lockstep/launch/watch/hang_finder.h"
 #include "lockstep/launch/watch/worker_failure.h"
 #include "lockstep/worker/status_board.h"
+#include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 
@@ -111,13 +112,25 @@ class Attempt : public Pollable {
   bool stopping() const { return stop_.has_value(); }
   bool stopped_by_signal() const { return stop_ && stop_->signal != 0; }
 
-  // For a job that heals (worker/healing_place.h), if workers().failed() and
+  // A node is gone, and the job goes on without its ranks, which heal()
+  // announces.
+  void give_up(LostNode node) { lost_nodes_.push_back(std::move(node)); }
+  // Returns the first of them that is not announced yet; null if there is none.
+  const LostNode* lost_node() const {
+    return lost_nodes_.empty() ? nullptr : &lost_nodes_.front();
+  }
+  bool has_lost_ranks() const {
+    return workers_.failed() || lost_node() != nullptr;
+  }
+
+  // For a job that heals (worker/healing_place.h), if has_lost_ranks() and
   // the attempt is not stopping(): has standby processes take the places of the
   // workers that failed, or waits for some to come, or gives the places up.
-  // Must be called after each wait then.
+  // Must be called after each wait then, and after give_up().
   struct Healing {
     std::string cause{};                  // in one line
     std::vector<HealedFailure> healed{};  // now
+    bool is_announced = false;            // now
     // If this text is not empty, the failure cannot be healed, and the attempt
     // must be stopped.
     std::string why_not{};
@@ -172,19 +185,24 @@ class Attempt : public Pollable {
     // and when the announcement is.
     std::vector<WorkerFailure> failures{};
     bool shrinks = false;
+    bool of_node = false;  // it is about the first of lost_nodes_
     std::optional<Announcement> announcement{};
     std::optional<Deadline> answer_until{};
   };
 
-  // Announces the next generation for Heal::failures, and has standby processes
-  // take the places once that is done, or gives them up.
-  Healing announce(GenerationNotice notice, bool late);
-  void begin_generation(std::span<const WorkerFailure> failures, int generation,
-                        Healing& healing);
+  Healing heal_failures();
+  Healing heal_lost_node();
+  // Announces the next generation, without the places `given_up`. Once that is
+  // done, standby processes take the places of Heal::failures, if these are not
+  // given up.
+  Healing announce(const std::string& cause, std::vector<int> given_up);
+  Healing await_answer();
+  Healing announce_again(const WorkerStoreLost& error);
+  Healing begin_generation();
   // Begins to serve the workers a store, if they get one.
   std::unique_ptr<WorkerStoreService> serve_store();
-  // Announces a generation in which the workers take the places of those of a
-  // lost node. Returns its number; 0 if no node was lost.
+  // If the plan has a lost node, announces a generation in which the workers
+  // take its places. Returns the last generation.
   int take_lost_places();
   // Tells the workers of all nodes that one of this node has left its training,
   // so that they do not wait for it.
@@ -201,7 +219,10 @@ class Attempt : public Pollable {
   std::optional<StorePort> port_;
   std::string store_socket_{};  // WorkerStoreService::name_for(), or empty
   std::unique_ptr<WorkerStoreService> store_;
-  int generation_;  // the last one that was announced here
+  // The places that are left in the last generation whose notice was read here,
+  // if some were given up; and its number.
+  std::vector<int> places_{};
+  int generation_;
   WorkerGroup workers_;
   // The processes that publish on the board, by local rank; 0 if there is
   // none yet.
@@ -215,6 +236,7 @@ class Attempt : public Pollable {
   std::optional<Deadline> refill_at_{};  // nothing if it may be done now
   std::optional<Stop> stop_{};
   std::optional<Heal> heal_{};  // while workers that failed are not replaced
+  std::vector<LostNode> lost_nodes_{};  // of give_up()
 };
 
 }  // namespace lockstep::internal

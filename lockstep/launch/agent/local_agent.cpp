@@ -296,7 +296,8 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     tell_of_healing();
     look_for_causes();
     look_for_snapshot();
-    if (workers.failed() && !attempt_->stopping() && !heal()) {
+    place_->world_size = workers.world_size();
+    if (attempt_->has_lost_ranks() && !attempt_->stopping() && !heal()) {
       round_.failures = workers.failures();
       if (job_) {
         if (only_echoes()) job_->ask_for_cause(workers.named_ranks());
@@ -327,10 +328,13 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
 // node that has its place.
 void LocalAgent::tell_of_healing() {
   if (!job_ || !options_.workers.heals) return;
-  const bool heals =
-      !attempt_->stopping() && attempt_->workers().all_heal_fully();
-  job_->note_generation(heals ? std::optional(attempt_->generation())
-                              : std::nullopt);
+  const WorkerGroup& workers = attempt_->workers();
+  const bool heals = !attempt_->stopping() && workers.all_heal_fully();
+  const bool are_all_left =
+      workers.world_size() == round_.plan->place.world_size;
+  job_->note_generation(heals && are_all_left
+                            ? std::optional(attempt_->generation())
+                            : std::nullopt);
   if (!heals || round_.has_told_of_healing || !round_.plan->lost_node.empty()) {
     return;
   }
@@ -344,13 +348,14 @@ bool LocalAgent::heal() {
   if (!healing.why_not.empty()) {
     report_("this is not healed, so all workers are stopped: " +
             healing.why_not);
+    if (const auto* node = attempt_->lost_node()) propose_lost(*node);
     return false;
   }
   if (healing.begins_to_wait) {
     report_(healing.cause + "\n  its place waits for a standby process");
   }
   round_.generation = attempt_->generation();
-  if (healing.healed.empty()) return true;
+  if (!healing.is_announced) return true;
   std::string places;
   for (const HealedFailure& one : healing.healed) {
     outcome_->healed.push_back(one);
@@ -362,9 +367,9 @@ bool LocalAgent::heal() {
         std::to_string(one.failure.rank);
   }
   if (places.empty()) {
-    place_->world_size = attempt_->workers().world_size();
-    places = "; the job goes on with " + std::to_string(place_->world_size) +
-             (place_->world_size == 1 ? " rank" : " ranks");
+    const int left = attempt_->workers().world_size();
+    places = "; the job goes on with " + std::to_string(left) +
+             (left == 1 ? " rank" : " ranks");
   }
   report_(healing.cause + places + ": healing " +
           std::to_string(restarts_used()) + " of " +
@@ -409,7 +414,9 @@ void LocalAgent::set_verdict_of_workers() {
     round_.verdict->changes = round_.verdict->after(changes_);
     return;
   }
-  if (!attempt_->stopping()) job_->report_success();
+  if (!attempt_->stopping()) {
+    job_->report_success(attempt_->workers().all_given_up());
+  }
   await_verdict();
 }
 
@@ -786,6 +793,12 @@ void LocalAgent::serve_job() {
             report_(news.text);
           } else if constexpr (std::is_same_v<News, RoundPlan>) {
             round_.plan = news;
+          } else if constexpr (std::is_same_v<News, LostNode>) {
+            if (attempt_ && attempt_->workers().running() > 0) {
+              attempt_->give_up(news);
+            } else {
+              propose_lost(news);
+            }
           } else if constexpr (std::is_same_v<News, CauseWanted>) {
             round_.look_for_causes_at = Deadline::after(kCauseEnds);
             round_.named = news.named;
@@ -1034,6 +1047,16 @@ void LocalAgent::propose_lost_launcher() {
       job_->elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.node_rank = node_rank();
   if (round_.plan || !job_->elastic()) propose(verdict);
+}
+
+// Proposes that the workers start again because of a node that was to be given
+// up.
+void LocalAgent::propose_lost(const LostNode& node) {
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::failed;
+  verdict.exit_code = kSystemError;
+  verdict.text = node.cause;
+  propose(verdict);
 }
 
 void LocalAgent::propose(Verdict verdict) {

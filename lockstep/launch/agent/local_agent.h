@@ -156,6 +156,7 @@ class LocalAgent : private Pollable {
   std::string metrics();
   void offer_round();
   void propose_lost_launcher();
+  void propose_lost(const LostNode& node);
   void obey_verdict();
   void forward(int signal);
   void forward_ending(int signal);

@@ -128,7 +128,8 @@ FileDescriptor place_memory() {
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RoundPlan& plan, int generation,
-                         int master_listen_fd, const std::string& store_socket,
+                         std::vector<int> places, int master_listen_fd,
+                         const std::string& store_socket,
                          const RunDirectory& directory,
                          const Surroundings& surroundings, OutputMux& mux,
                          StandbyPool* standby)
@@ -141,9 +142,11 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
       mux_(mux),
       standby_(standby),
       place_(plan.place),
+      places_(std::move(places)),
       no_input_(open_null(O_RDONLY)),
       oom_kills_before_(oom_kills()) {
   open_filtered_logs(options.output, directory, plan.round, mux);
+  number_ranks();
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
     memory_.push_back(options.heals ? place_memory() : FileDescriptor());
@@ -157,7 +160,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
 std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(
     int local_rank, int generation, bool only_standby) {
   const auto at = static_cast<size_t>(local_rank);
-  const int rank = rank_of(at);
+  const int rank = rank_in_place(place_of(at));
   const auto path =
       directory_.worker_directory(plan_.round, local_rank, generation);
   Program program = options_.program;
@@ -171,7 +174,7 @@ std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(
   identity.master_port = plan_.master_port;
   identity.restart_count = plan_.restarts_used;
   identity.local_world_size =
-      place_.nnodes == 1 ? place_.world_size : options_.nproc_per_node;
+      rank_in_place(place_of(0) + options_.nproc_per_node) - place_.first_rank;
   identity.role = options_.role;
   identity.max_restarts = options_.max_restarts;
   identity.run_id = options_.run_id;
@@ -215,6 +218,7 @@ std::optional<WorkerGroup::Worker> WorkerGroup::start_worker(
        .surroundings = surroundings_},
       only_standby);
   if (!worker) return std::nullopt;
+  worker->rank = rank;
   worker->error_file = identity.error_file;
   worker->last_lines = std::move(last_lines);
   return worker;
@@ -267,12 +271,24 @@ bool WorkerGroup::is_own(size_t local_rank) const {
   return stage != Worker::Stage::kept && stage != Worker::Stage::given_up;
 }
 
-int WorkerGroup::rank_of(size_t local_rank) const {
-  int rank = place_.first_rank;
-  for (size_t at = 0; at < local_rank; ++at) {
-    rank += workers_[at].stage != Worker::Stage::given_up;
+int WorkerGroup::rank_in_place(int place) const {
+  if (places_.empty()) return place;
+  return static_cast<int>(std::ranges::lower_bound(places_, place) -
+                          places_.begin());
+}
+
+void WorkerGroup::number_ranks() {
+  if (places_.empty()) return;
+  place_.world_size = static_cast<int>(places_.size());
+  place_.first_rank = rank_in_place(place_of(0));
+  const NodePlace& at_first = plan_.place;
+  if (at_first.role_world_size == at_first.world_size) {
+    place_.role_world_size = place_.world_size;
+    place_.first_role_rank = place_.first_rank;
   }
-  return rank;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    workers_[at].rank = rank_in_place(place_of(at));
+  }
 }
 
 std::vector<int> WorkerGroup::lost() const {
@@ -324,7 +340,7 @@ std::optional<std::string> WorkerGroup::why_not_healed() {
       return rank + " has ended well";
     }
   }
-  if (place_.nnodes == 1 && places_without(gone).empty()) {
+  if (place_.nnodes == 1 && static_cast<int>(gone.size()) == world_size()) {
     return "no rank is left";
   }
   return std::nullopt;
@@ -346,26 +362,15 @@ int WorkerGroup::generation() const {
   return last;
 }
 
-std::vector<int> WorkerGroup::places_without(
-    const std::vector<int>& given_up) const {
-  std::vector<int> left;
-  for (int place = 0; place < static_cast<int>(workers_.size()); ++place) {
-    if (is_own(static_cast<size_t>(place)) &&
-        std::ranges::count(given_up, place) == 0) {
-      left.push_back(place);
-    }
-  }
-  return left;
-}
-
-void WorkerGroup::keep_places(const std::vector<int>& local_ranks) {
+void WorkerGroup::keep_places(std::vector<int> places) {
+  if (places == places_) return;
+  places_ = std::move(places);
+  number_ranks();
   for (size_t at = 0; at < workers_.size(); ++at) {
-    if (std::ranges::count(local_ranks, static_cast<int>(at)) > 0) continue;
+    if (std::ranges::binary_search(places_, place_of(at))) continue;
     workers_[at].stage = Worker::Stage::given_up;
     workers_[at].socket.reset();
   }
-  place_.world_size = static_cast<int>(local_ranks.size());
-  place_.role_world_size = place_.world_size;
   failed_ = !lost().empty();
   oom_kills_before_ = oom_kills();
 }
@@ -471,10 +476,7 @@ bool WorkerGroup::hear(Worker& worker) {
     worker.heals = false;
     worker.ended_training = true;
   } else if (words.starts_with(kStandbyGeneration)) {
-    const auto number =
-        words.substr(std::string_view(kStandbyGeneration).size());
-    std::from_chars(number.data(), number.data() + number.size(),
-                    worker.generation);
+    hear_generation(worker, words);
   } else if (words == kStandbyMeets) {
     if (worker.stage == Stage::before_group) worker.stage = Stage::meets;
   } else if (words == kStandbyMet && worker.stage != Stage::called_back) {
@@ -490,6 +492,16 @@ bool WorkerGroup::hear(Worker& worker) {
     return false;
   }
   return true;
+}
+
+void WorkerGroup::hear_generation(Worker& worker, std::string_view told) {
+  int* const numbers[] = {&worker.generation, &worker.rank, &place_.world_size};
+  for (int* number : numbers) {
+    told.remove_prefix(std::min(told.find_first_of("0123456789"), told.size()));
+    const auto [end, error] =
+        std::from_chars(told.data(), told.data() + told.size(), *number);
+    told.remove_prefix(static_cast<size_t>(end - told.data()));
+  }
 }
 
 std::set<pid_t> WorkerGroup::pids() const {
@@ -530,6 +542,12 @@ size_t WorkerGroup::running() const {
   return static_cast<size_t>(std::count_if(
       workers_.begin(), workers_.end(),
       [](const auto& worker) { return !worker.process.ended(); }));
+}
+
+bool WorkerGroup::all_given_up() const {
+  return std::ranges::all_of(workers_, [](const Worker& worker) {
+    return worker.stage == Worker::Stage::given_up;
+  });
 }
 
 std::vector<WorkerStatus> WorkerGroup::statuses() const {

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/launch/agent/standby_pool.h"
@@ -63,10 +64,11 @@ class WorkerGroup {
   // become workers, local rank 0 first; `standby` is null if the launch has
   // none. With it, no worker returns from init_process_group() before
   // let_leave(). `generation` is not 0 if the workers take the places of those
-  // of a lost node. All that is referred to must outlive the group. Throws
-  // ProgramError, std::system_error.
+  // of a lost node; `places` are those of its generation (keep_places()). All
+  // that is referred to must outlive the group. Throws ProgramError,
+  // std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
-              int generation, int master_listen_fd,
+              int generation, std::vector<int> places, int master_listen_fd,
               const std::string& store_socket, const RunDirectory& directory,
               const Surroundings& surroundings, OutputMux& mux,
               StandbyPool* standby);
@@ -93,9 +95,10 @@ class WorkerGroup {
   void set_ended(pid_t pid, int wait_status);
 
   size_t size() const { return workers_.size(); }
-  // The ranks of all nodes. Fewer than at first after keep_places().
+  // The ranks of all nodes, of which some may have been given up.
   int world_size() const { return place_.world_size; }
   size_t running() const;
+  bool all_given_up() const;
   std::set<pid_t> pids() const;
   int stood_by() const { return stood_by_; }  // how many were standby processes
   std::vector<WorkerStatus> statuses() const;  // by local rank
@@ -120,7 +123,7 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next eleven are for a job that heals, before settle().
+  // The next twelve are for a job that heals, before settle().
 
   // Returns the last generation that a worker has told of; 0 if none has.
   int generation() const;
@@ -142,12 +145,14 @@ class WorkerGroup {
   // Returns why the others cannot go on without the workers that failed, of
   // which why_not_healed() is empty; nothing if they can.
   std::optional<std::string> why_not_without() const;
-  // Returns the local ranks of the workers that the group is left with if
-  // these, which have failed and ended, are given up.
-  std::vector<int> places_without(const std::vector<int>& given_up) const;
-  // Leaves the group with the workers of these local ranks: the others are not
-  // its workers any more. The ranks are numbered from first_rank on.
-  void keep_places(const std::vector<int>& local_ranks);
+  // Returns the place of a worker (worker/healing_place.h).
+  int place_of(size_t local_rank) const {
+    return plan_.place.first_rank + static_cast<int>(local_rank);
+  }
+  // The job is left with these places of all nodes; none means all. Numbers the
+  // ranks anew. The workers of other places have ended, and are not those of
+  // this group any more.
+  void keep_places(std::vector<int> places);
   // Returns whether a process of replace() has not joined the others yet.
   bool any_joins() const;
   void kill_hung();  // SIGKILL to those of end_hung()
@@ -186,6 +191,7 @@ class WorkerGroup {
     bool joins = false;       // it took a place, and has not said so itself
     bool ended_training = false;  // likewise
     int generation = 0;           // the last one that it has told of
+    int rank = 0;                 // in that generation
     bool is_spared = false;       // spare_named()
     bool was_stopped = false;     // it ended after settle() and was not spared
     std::optional<HungWorker> hung{};
@@ -202,8 +208,11 @@ class WorkerGroup {
                                       bool only_standby);
   std::filesystem::path progress_file(int local_rank) const;
   bool is_own(size_t local_rank) const;
-  // Returns the rank of a worker among those of this group.
-  int rank_of(size_t local_rank) const;
+  int rank_of(size_t local_rank) const { return workers_[local_rank].rank; }
+  // Returns how many of places() are before `place`.
+  int rank_in_place(int place) const;
+  void number_ranks();
+  void hear_generation(Worker& worker, std::string_view told);
   // Returns false once the worker has no more to say.
   bool hear(Worker& worker);
   void hear_all(Worker& worker);
@@ -216,7 +225,8 @@ class WorkerGroup {
   const Surroundings& surroundings_;
   OutputMux& mux_;
   StandbyPool* standby_;
-  NodePlace place_;  // its world_size counts the workers of this group
+  NodePlace place_;  // of the workers that are left
+  std::vector<int> places_;
   const FileDescriptor no_input_;
   // The memory of each place, if the job heals; by local rank.
   std::vector<FileDescriptor> memory_{};

@@ -267,8 +267,10 @@ void JobMember::report_healing() {
   queue_for_store([](NodeProtocol& protocol) { protocol.report_healing(); });
 }
 
-void JobMember::report_success() {
-  queue_for_store([](NodeProtocol& protocol) { protocol.report_success(); });
+void JobMember::report_success(bool given_up) {
+  queue_for_store([given_up](NodeProtocol& protocol) {
+    protocol.report_success(given_up);
+  });
 }
 
 void JobMember::ask_for_cause(NamedRanks named) {
@@ -780,6 +782,7 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
                      "(--max-membership-changes)") +
           ", " + name_place()});
     }
+    if (auto node = protocol.take_lost_node()) post(*node);
     if (auto named = protocol.take_question()) post(CauseWanted{*named});
     if (auto wait = protocol.take_wait()) post(NodesWait{*wait});
     if (auto verdict = protocol.take_verdict()) {

@@ -69,7 +69,9 @@ struct CauseWanted {
 struct NodesWait {
   std::string text{};  // for the user
 };
-using JobEvent = std::variant<SpareWaits, Joined, Notice, RoundPlan,
+// On the host of the store, a LostNode: this agent announces that the job goes
+// on without its ranks.
+using JobEvent = std::variant<SpareWaits, Joined, Notice, RoundPlan, LostNode,
                               CauseWanted, NodesWait, Verdict>;
 
 // One agent's membership in a job of several nodes: opens the store, follows
@@ -133,9 +135,10 @@ class JobMember {
   // `Joined`.
   void offer_round(int round, RoundOffer offer);
   // Reports that every worker of this node can be healed
-  // (NodeProtocol::report_healing()); that every one has ended well.
+  // (NodeProtocol::report_healing()); that every one has ended well, or was
+  // given up.
   void report_healing();
-  void report_success();
+  void report_success(bool given_up = false);
   // Says whether the workers of this node can go on if the store is lost with
   // its host: the last generation that they know, or nothing.
   void note_generation(std::optional<int> generation) {

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr int kVersion = 4;
+constexpr int kVersion = 5;
 // How often the host of the store looks for lost nodes.
 constexpr milliseconds kLookInterval{500};
 // How often a node shows that it lives, so that it is silent for hardly longer
@@ -40,6 +40,10 @@ std::string workers_text(int workers, const std::string& role) {
 std::string range_text(int fewest, int most) {
   return (fewest < most ? std::to_string(fewest) + ":" : "") +
          std::to_string(most);
+}
+
+std::string healing_of(const NodeDescription& node) {
+  return !node.heals ? "false" : node.shrinks ? "shrink" : "replace";
 }
 
 std::string limit_text(const std::optional<int>& limit) {
@@ -249,7 +253,7 @@ void NodeProtocol::agree_on_job() {
       {"nnodes", self_.nnodes},
       {"min_nodes", self_.fewest()},
       {"max_restarts", self_.max_restarts},
-      {"heals", self_.heals ? 1 : 0},
+      {"heals", healing_of(self_)},
       {"goes_on", self_.earlier.running ? 1 : 0},
       {"max_membership_changes", self_.max_membership_changes.value_or(-1)},
       {"run_id", own_id},
@@ -262,7 +266,7 @@ void NodeProtocol::agree_on_job() {
   job_nnodes_ = job.number("nnodes", 1, kMostNodes);
   job_fewest_ = job.number("min_nodes", 1, job_nnodes_);
   const int max_restarts = job.number("max_restarts", 0, 1'000'000);
-  const bool heals = job.number("heals", 0, 1) == 1;
+  const std::string heals = job.text("heals");
   const int most_changes = job.number("max_membership_changes", -1, 1'000'000);
   first_round_ = job.number("first_round", 0, kMostRounds);
   job_goes_on_ = job.number("goes_on", 0, 1) == 1;
@@ -287,8 +291,7 @@ void NodeProtocol::agree_on_job() {
             range_text(job_fewest_, job_nnodes_));
   refuse_if(max_restarts != self_.max_restarts, "--max-restarts",
             std::to_string(self_.max_restarts), std::to_string(max_restarts));
-  refuse_if(heals != self_.heals, "--heal", self_.heals ? "true" : "false",
-            heals ? "true" : "false");
+  refuse_if(heals != healing_of(self_), "--heal", healing_of(self_), heals);
   const auto theirs =
       most_changes < 0 ? std::nullopt : std::optional(most_changes);
   refuse_if(self_.max_membership_changes != theirs, "--max-membership-changes",
@@ -502,17 +505,21 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   return plan;
 }
 
-// Sets members_.
+// Sets members_ and workers_.
 std::vector<NodeRun> NodeProtocol::read_members(const StoreRecord& plan) {
   std::vector<NodeRun> runs;
   members_.clear();
+  workers_.clear();
   for (const StoreRecord& run : plan.list("nodes")) {
     const int known = static_cast<int>(members_.size());
     const int nodes = run.number("count", 1, self_.nnodes - known);
     const int first = run.number("first", 0, self_.nnodes - nodes);
     runs.push_back({nodes, run.number("nproc_per_node", 1, kMostWorkers),
                     run.text("role")});
-    for (int at = 0; at < nodes; ++at) members_.push_back(first + at);
+    for (int at = 0; at < nodes; ++at) {
+      members_.push_back(first + at);
+      workers_.push_back(runs.back().workers);
+    }
   }
   return runs;
 }
@@ -556,7 +563,9 @@ void NodeProtocol::report_healing() {
   store_.add(round_key(round_, "heals"), 1);
 }
 
-void NodeProtocol::report_success() {
+void NodeProtocol::report_success(bool given_up) {
+  // First this: its workers must not count as having ended well.
+  if (given_up) store_.set(round_key(round_, given_up_leaf(node_rank_)), "1");
   if (store_.add(round_key(round_, "succeeded"), 1) ==
       static_cast<int64_t>(members_.size())) {
     propose(round_, Verdict{});
@@ -616,6 +625,7 @@ std::optional<Verdict> NodeProtocol::take_verdict() {
   auto verdict = parse_verdict(where, *text);
   next_changes_ = verdict.changes;
   note_failing_node(verdict);
+  free_ranks_given_up();
   job_ended_ = verdict.ends_job(self_.limits());
   declined_ = verdict.kind == Verdict::Kind::declined;
   return verdict;

@@ -91,6 +91,7 @@ struct NodeDescription {
   std::string role = "default";
   int max_restarts = 0;
   bool heals = false;
+  bool shrinks = false;  // --heal=shrink; only with `heals`
   // Takes no rank before the job has begun, and then the first that is free:
   // that of a node that was lost. Not if nodes may come and go.
   bool is_spare = false;
@@ -171,8 +172,9 @@ class JobClosed : public std::runtime_error {
 //
 // If a node of a job that heals is lost while all workers can be healed and a
 // spare node waits, the round goes on: the spare node takes the rank and the
-// plan of the lost one. An agent that was given up and lives must not act for
-// its node any more.
+// plan of the lost one. If no spare node waits, and the job may go on with
+// fewer ranks, the lost one is given up until the round ends. An agent that was
+// given up and lives must not act for its node any more.
 //
 // No call waits for another node: the owner asks again and again
 // (job_member.h). For one thread. Every member throws AgentStoreError if the
@@ -253,8 +255,9 @@ class NodeProtocol {
   // Reports that every worker of this node has said that its training can be
   // healed, also if what only some ranks have is lost.
   void report_healing();
-  // Reports that every worker of this node has returned 0.
-  void report_success();
+  // Reports that every worker of this node has returned 0, or that all were
+  // given up.
+  void report_success(bool given_up = false);
   // Asks all nodes to find out which of their workers was failing first: a
   // worker of this node has failed, but only as the echo of another failure,
   // and names these ranks.
@@ -292,6 +295,8 @@ class NodeProtocol {
   // Returns a line for the user about a node that was lost between two rounds;
   // each line once.
   std::optional<std::string> take_notice();
+  // Returns, on the host of the store, a node that was given up; each once.
+  std::optional<LostNode> take_lost_node();
   // Returns, on the host of the store, a line about nodes that wait for the
   // program's next snapshot; once for each wait.
   std::optional<std::string> take_wait();
@@ -354,7 +359,10 @@ class NodeProtocol {
   void wait_for_members();
   void remove_spare_key();
   bool a_spare_waits();
-  bool goes_on_without(int node_rank, std::string& text);
+  bool may_go_on_without(int node_rank, std::string& text);
+  void go_on_without(int node_rank, const std::string& text);
+  std::vector<int> places_of(int node_rank) const;
+  void free_ranks_given_up();
   void look_for_replacements(Clock::time_point now);
   void require_own_rank();
   [[noreturn]] void refuse_workers(const std::string& of_others) const;
@@ -368,6 +376,7 @@ class NodeProtocol {
   void end_lost_round(Start& start);
   void give_up(int node_rank, const std::string& loss, Clock::time_point now);
   void fail_round(int node_rank, const std::string& text);
+  void forget(int node_rank);
   void vacate(int node_rank);
 
   AgentStore& store_;
@@ -387,6 +396,7 @@ class NodeProtocol {
   bool came_late_ = false;      // this node offered when the round had begun
   bool plan_given_ = false;     // take_plan() has seen it
   std::vector<int> members_{};  // node ranks by place; empty before the plan
+  std::vector<int> workers_{};  // of each of them
   std::string plan_{};          // of the round; empty before take_plan()
   int store_host_ = -1;         // its rank, once it is known
   bool excluded_ = false;       // from the round; not told yet
@@ -413,6 +423,10 @@ class NodeProtocol {
     Clock::time_point until{};
   };
   std::map<int, Lost> lost_;
+  // On the host of the store: the nodes of the round that were given up, and
+  // what take_lost_node() has not returned yet.
+  std::vector<int> given_up_{};
+  std::vector<LostNode> lost_nodes_{};
   // On the host of the store, if a round goes on there: until when its members
   // may come.
   std::optional<Clock::time_point> gathers_until_{};

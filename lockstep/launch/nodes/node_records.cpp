@@ -26,6 +26,10 @@ std::string loss_leaf(int node_rank) {
   return "lost/" + std::to_string(node_rank);
 }
 
+std::string given_up_leaf(int node_rank) {
+  return "given_up/" + std::to_string(node_rank);
+}
+
 void refuse_record(const std::string& where) {
   throw ForeignRecord(
       "the agents' store holds a record at " + where +

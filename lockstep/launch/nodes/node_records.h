@@ -26,6 +26,8 @@ std::string node_key(const std::string& leaf, int node_rank);
 std::string round_key(int round, const std::string& leaf);
 // Where the host says that the round goes on without a node.
 std::string loss_leaf(int node_rank);
+// Whether a node of the round, or all its workers, were given up.
+std::string given_up_leaf(int node_rank);
 
 // Throws ForeignRecord. `where` is the key.
 [[noreturn]] void refuse_record(const std::string& where);

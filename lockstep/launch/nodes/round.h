@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep::internal {
 
@@ -25,6 +26,12 @@ struct NodePlace {
   int world_size = 1;
   int first_role_rank = 0;
   int role_world_size = 1;
+};
+
+// A node that is gone for good, while the others go on (--heal=shrink).
+struct LostNode {
+  std::string cause{};        // in one line
+  std::vector<int> places{};  // of its ranks (worker/healing_place.h)
 };
 
 // The plan by which a node starts one attempt. If there are several nodes, they

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
@@ -235,10 +236,12 @@ void NodeProtocol::look_for_replacements(Clock::time_point now) {
 }
 
 // Whether the round goes on if this node of it is lost; adds to `text` why not,
-// if a spare node waits. A node that has succeeded would be counted twice.
-bool NodeProtocol::goes_on_without(int node_rank, std::string& text) {
+// if a spare node waits, or none has to. A node that has succeeded would be
+// counted twice.
+bool NodeProtocol::may_go_on_without(int node_rank, std::string& text) {
   if (!self_.heals || self_.elastic() || !is_member(node_rank) || !runs() ||
-      store_.check(round_key(round_, "verdict")) || !a_spare_waits()) {
+      store_.check(round_key(round_, "verdict")) ||
+      (!self_.shrinks && !a_spare_waits())) {
     return false;
   }
   if (store_.add(round_key(round_, "heals"), 0) !=
@@ -248,7 +251,10 @@ bool NodeProtocol::goes_on_without(int node_rank, std::string& text) {
         "or has state that no other rank has";
     return false;
   }
-  if (store_.add(round_key(round_, "succeeded"), 0) > 0) {
+  const auto given_up = std::ranges::count_if(members_, [&](int rank) {
+    return store_.check(round_key(round_, given_up_leaf(rank)));
+  });
+  if (store_.add(round_key(round_, "succeeded"), 0) > given_up) {
     text += "; this is not healed: the workers of a node have ended";
     return false;
   }
@@ -309,7 +315,8 @@ void NodeProtocol::give_up(int node_rank, const std::string& loss,
                 (round_ == 0 || store_.check(round_key(round_, "plan"))) &&
                 store_.check(
                     round_key(round_, "node/" + std::to_string(node_rank)));
-  if (takes_part && goes_on_without(node_rank, text)) {
+  if (takes_part && may_go_on_without(node_rank, text)) {
+    if (!a_spare_waits()) return go_on_without(node_rank, text);
     lost_[node_rank] = {.text = text, .until = now + kReplacedWithin};
     store_.set(round_key(round_, loss_leaf(node_rank)),
                record_text(json{{"text", text}, {"generation", 0}}));
@@ -327,6 +334,44 @@ void NodeProtocol::give_up(int node_rank, const std::string& loss,
   if (self_.elastic()) vacate(node_rank);
 }
 
+// Keeps the rank taken until the round has ended: no other node takes part in
+// it.
+void NodeProtocol::go_on_without(int node_rank, const std::string& text) {
+  given_up_.push_back(node_rank);
+  store_.set(round_key(round_, loss_leaf(node_rank)),
+             record_text(json{{"text", text}, {"generation", 0}}));
+  store_.set(
+      node_key("node", node_rank),
+      record_text(json{{"host", "given up"}, {"pid", 0}, {"id", "given up"}}));
+  forget(node_rank);
+  const std::string where = round_key(round_, given_up_leaf(node_rank));
+  if (store_.check(where)) return;  // its workers were given up before
+  store_.set(where, "1");
+  store_.add(round_key(round_, "succeeded"), 1);
+  lost_nodes_.push_back({text, places_of(node_rank)});
+}
+
+// Returns the places of a node in the round that runs.
+std::vector<int> NodeProtocol::places_of(int node_rank) const {
+  const auto at = std::ranges::find(members_, node_rank) - members_.begin();
+  const auto own = workers_.begin() + at;
+  std::vector<int> places(static_cast<size_t>(*own));
+  std::iota(places.begin(), places.end(),
+            std::accumulate(workers_.begin(), own, 0));
+  return places;
+}
+
+std::optional<LostNode> NodeProtocol::take_lost_node() {
+  if (lost_nodes_.empty()) return std::nullopt;
+  LostNode node = std::move(lost_nodes_.front());
+  lost_nodes_.erase(lost_nodes_.begin());
+  return node;
+}
+
+void NodeProtocol::free_ranks_given_up() {
+  for (const int rank : std::exchange(given_up_, {})) vacate(rank);
+}
+
 void NodeProtocol::fail_round(int node_rank, const std::string& text) {
   Verdict verdict;
   verdict.kind =
@@ -337,10 +382,14 @@ void NodeProtocol::fail_round(int node_rank, const std::string& text) {
   propose(round_, verdict);
 }
 
-void NodeProtocol::vacate(int node_rank) {
+void NodeProtocol::forget(int node_rank) {
   heard_.erase(node_rank);
   store_.remove(node_key("beat", node_rank));
   store_.remove(node_key("connection", node_rank));
+}
+
+void NodeProtocol::vacate(int node_rank) {
+  forget(node_rank);
   // Once this key is gone, another agent may take the rank.
   store_.remove(node_key("node", node_rank));
   store_.add(kVacanciesKey, 1);

@@ -49,6 +49,7 @@ Generations::Generations() : store_(launcher_store()) {
     places_.resize(static_cast<size_t>(get_world_size()));
     std::iota(places_.begin(), places_.end(), 0);
   }
+  place_ = places_.at(static_cast<size_t>(get_rank()));
   if (groups_are_apart()) number_ = joined - 1;
 }
 
@@ -119,19 +120,28 @@ GenerationNotice Generations::await(const std::exception_ptr& failure) {
     notice = notice_of(++number_);
     require_own_place(notice);
   } while (is_superseded());
-  tell_agent_generation(number_);
+  tell_agent(notice);
   return notice;
 }
 
+void Generations::tell_agent(const GenerationNotice& notice) const {
+  const auto& places = notice.places.empty() ? places_ : notice.places;
+  const auto rank = std::ranges::lower_bound(places, place_) - places.begin();
+  tell_agent_generation(number_, static_cast<int>(rank),
+                        static_cast<int>(places.size()));
+}
+
 void Generations::require_own_place(const GenerationNotice& notice) const {
-  if (number_ <= generation_joined() ||
-      std::ranges::count(notice.lost, get_rank()) == 0) {
-    return;
-  }
-  throw std::runtime_error(
-      "HealedTraining: another process has the place of this rank, whose node "
-      "was given up: " +
-      notice.cause);
+  if (number_ <= generation_joined()) return;
+  const bool is_taken = std::ranges::count(notice.lost, place_) > 0;
+  const bool is_left =
+      notice.places.empty() || std::ranges::count(notice.places, place_) > 0;
+  if (!is_taken && is_left) return;
+  throw std::runtime_error(std::string("HealedTraining: ") +
+                           (is_taken
+                                ? "another process has the place of this rank"
+                                : "the job goes on without this rank") +
+                           ", whose node was given up: " + notice.cause);
 }
 
 void Generations::end_training() {

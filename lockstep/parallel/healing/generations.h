@@ -49,6 +49,7 @@ class Generations {
  private:
   GenerationNotice notice_of(int generation);
   void require_own_place(const GenerationNotice& notice) const;
+  void tell_agent(const GenerationNotice& notice) const;
   bool comes_within(const std::string& key, std::chrono::milliseconds time);
   bool is_superseded();
   bool training_has_ended();
@@ -56,6 +57,7 @@ class Generations {
   c10::intrusive_ptr<LauncherStore> store_;
   int number_ = 0;
   std::vector<int> places_{};  // of the ranks
+  int place_;                  // of this one
 };
 
 }  // namespace lockstep::internal

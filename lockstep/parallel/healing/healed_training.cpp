@@ -461,6 +461,12 @@ class HealedTraining::Work {
       own_changed =
           std::max(own_changed, all[r].at("own_changed").get<int64_t>());
     }
+    if (shrinks && record_copies_) {
+      give_up(
+          "the job cannot go on with fewer ranks, of which each keeps copies "
+          "of "
+          "another host (HealedTrainingOptions::buddy_copies)");
+    }
     gives_up_batch_ = false;
     std::exception_ptr failure;
     std::optional<std::string> kept;

@@ -605,6 +605,9 @@ class HealingHosts : public Healing {
  protected:
   int nodes_ = 2;
   int ranks_of_each_ = 2;
+  int fewer_on_last_ = 0;  // so many ranks less on the last of nodes_
+  Arguments healing_ = {"--heal", "--standby=1"};
+  Arguments of_first_{};  // more options of host 0
 
   // The first nodes_ take part at once, and all others are spare.
   void start_hosts(const std::string& name, const Arguments& arguments,
@@ -626,15 +629,16 @@ class HealingHosts : public Healing {
         "--rdzv-conf=is_host=" + std::string(host == 0 ? "true" : "false") +
             configuration,
         host < nodes_ ? "--node-rank=" + std::to_string(host) : "--spare"};
+    const Arguments healing = host == 0 ? with(healing_, of_first_) : healing_;
     const Arguments program = {trainer_, folder_.string()};
+    const int ranks =
+        ranks_of_each_ - (host + 1 == nodes_ ? fewer_on_last_ : 0);
     const Arguments all = {"--nnodes=" + std::to_string(nodes_),
                            "--rdzv-endpoint=" + endpoints_,
-                           "--heal",
-                           "--standby=1",
-                           "--nproc-per-node=" + std::to_string(ranks_of_each_),
+                           "--nproc-per-node=" + std::to_string(ranks),
                            "--max-restarts=" + std::to_string(restarts_)};
     hosts_.push_back(
-        start(with(with(with(all, role), program), arguments),
+        start(with(with(with(with(all, healing), role), program), arguments),
               {.environment = {"OMP_NUM_THREADS=1",
                                "LOCKSTEP_HOST_ID=" + std::to_string(host)}}));
   }
@@ -651,7 +655,7 @@ class HealingHosts : public Healing {
       ended.exit_code = std::max(ended.exit_code, one.exit_code);
     }
     EXPECT_EQ(failed, lost);
-    return result_of(folder_, nodes_ * ranks_of_each_, ended);
+    return result_of(folder_, nodes_ * ranks_of_each_ - fewer_on_last_, ended);
   }
 
   Training train_on_hosts(const std::string& name, const Arguments& arguments) {
@@ -670,6 +674,16 @@ class HealingHosts : public Healing {
     EXPECT_EQ(healed.begun, 4 + deaths) << healed.ended.out;
     EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
     EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  }
+
+  // Continues a worker that was stopped at "node", and its agent.
+  void continue_host() const {
+    const std::string worker = read_file(folder_ / "killed-0");
+    std::istringstream stat(read_file("/proc/" + worker + "/stat"));
+    std::string word;
+    for (int field = 0; field < 4; ++field) stat >> word;
+    EXPECT_EQ(::kill(std::stoi(worker), SIGCONT), 0);
+    EXPECT_EQ(::kill(std::stoi(word), SIGCONT), 0);
   }
 
   fs::path folder_;
@@ -843,6 +857,116 @@ TEST_F(HealingHosts, AllRestartIfTheOneWithTheStoreIsNotReplaced) {
   }
 }
 
+// No process and no host comes in the place of what is lost.
+class ShrinkingHosts : public HealingHosts {
+ protected:
+  ShrinkingHosts() { healing_ = {"--heal=shrink"}; }
+
+  // Trains until the last of `steps` and saves, then with the ranks that are
+  // left.
+  Training train_first(const std::string& name, int steps,
+                       const Arguments& arguments) {
+    const auto last = std::to_string(steps);
+    return train_on_hosts(
+        name, with(arguments, {"snapshot=" + last, "last=" + last}));
+  }
+};
+
+// One rank after the other, until host 1 has none, and that host with it.
+TEST_F(ShrinkingHosts, RanksDie) {
+  nodes_ = 3;
+  ranks_of_each_ = 1;
+  ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
+  nodes_ = 2;
+  ASSERT_EQ(train_first("restarted", 9, {}).ended.exit_code, 0);
+  options_ = {"--heal=shrink"};
+  const auto restarted = train("restarted", 1, {"snapshot=1000"});
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  nodes_ = 3;
+  start_hosts("healed", {"kill=1@5:backward,1@9:agent"}, 3);
+  const auto healed = finish_hosts(/*lost=*/1);
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results[0], restarted.results[0]) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 3) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+  EXPECT_THAT(healed.ended.err,
+              ContainsRegex("rank 1 failed: .*; the job goes on with 2 ranks"));
+  EXPECT_THAT(healed.ended.err,
+              ContainsRegex("node 2 .*was lost: .*; the job goes on with 1 "
+                            "rank: healing 2 of 1000"));
+}
+
+// The second host has one rank less then, and a process takes a place of the
+// first, which knows that only from the other's announcement.
+TEST_F(ShrinkingHosts, ARankDiesAndThenAnotherIsReplaced) {
+  ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
+  fewer_on_last_ = 1;
+  const auto restarted = train_on_hosts("restarted", {"snapshot=1000"});
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  fewer_on_last_ = 0;
+  of_first_ = {"--standby=1"};
+  start_hosts("healed", {"kill=3@5:backward,1@9:forward"});
+  const auto healed = finish_hosts();
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_EQ(healed.results[rank], restarted.results[rank])
+        << healed.ended.err;
+  }
+  EXPECT_EQ(healed.begun, 5) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err,
+              ContainsRegex("takes the place of rank 1: healing 2 of 1000"));
+}
+
+// It is killed, or stopped so that no connection is closed, and comes back.
+TEST_F(ShrinkingHosts, OneIsLost) {
+  ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
+  options_ = {"--heal=shrink"};
+  const auto restarted = train("restarted", 2, {"snapshot=1000"});
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  for (const std::string moment : {"agent", "node"}) {
+    const bool is_stopped = moment == "node";
+    start_hosts("healed " + moment, {"kill=2@5:" + moment, "pause=20"}, 2,
+                ",keep_alive_interval=1,keep_alive_max_attempt=3");
+    hosts_[0]->await_error("lockstep: healed in");
+    if (is_stopped) continue_host();
+    const auto healed = finish_hosts(/*lost=*/1);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(healed.results[rank], restarted.results[rank])
+          << healed.ended.err;
+    }
+    EXPECT_EQ(healed.begun, 4) << healed.ended.out;
+    EXPECT_THAT(healed.ended.err,
+                ContainsRegex("healed in .*node 1 .*was lost.*; the job goes "
+                              "on with 2 ranks"));
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+    if (!is_stopped) continue;
+    EXPECT_THAT(
+        healed.ended.err,
+        HasSubstr("was given up as lost, and the job goes on without it"));
+  }
+}
+
+// Both agents give up their only rank: nobody is left.
+TEST_F(ShrinkingHosts, AllRestartIfNoRankIsLeft) {
+  ranks_of_each_ = 1;
+  start_hosts("restarted", {"snapshot=5", "kill=0@7:next,1@7:next"});
+  const auto restarted = finish_hosts();
+  EXPECT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  EXPECT_THAT(restarted.ended.err, HasSubstr("no rank is left"));
+  EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all 2 workers"));
+}
+
+TEST_F(ShrinkingHosts, AllRestartIfTheyHaveCopiesOfEachOther) {
+  start_hosts("restarted", {"buddies=1", "snapshot=5", "kill=3@7:backward"});
+  const auto restarted = finish_hosts();
+  EXPECT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  EXPECT_THAT(restarted.ended.err,
+              HasSubstr("the job cannot go on with fewer ranks, of which each "
+                        "keeps copies of another host"));
+  EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all 4 workers"));
+}
+
 // All that runs on a host is stopped, so that no connection is closed. When it
 // comes back another one has its place.
 TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
@@ -852,12 +976,7 @@ TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
   start_hosts("healed", with(arguments, {"kill=3@5:node"}), 3,
               ",keep_alive_interval=1,keep_alive_max_attempt=3");
   hosts_[0]->await_error("lockstep: healed in");
-  const std::string worker = read_file(folder_ / "killed-0");
-  std::istringstream stat(read_file("/proc/" + worker + "/stat"));
-  std::string word;
-  for (int field = 0; field < 4; ++field) stat >> word;
-  ASSERT_EQ(::kill(std::stoi(worker), SIGCONT), 0);
-  ASSERT_EQ(::kill(std::stoi(word), SIGCONT), 0);
+  continue_host();
   const auto healed = finish_hosts(/*lost=*/1);
   ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
   EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
