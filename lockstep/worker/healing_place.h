@@ -51,8 +51,8 @@
 //                                      SIGKILL (exit code 137)". If places were
 //                                      given up, now or earlier, another line
 //                                      names those that are left: "places 0 and
-//                                      2"; if those of a lost node are taken,
-//                                      these: "lost places 2 and 3". A is
+//                                      2". The last names those whose workers
+//                                      were lost: "lost place 1". A is
 //                                      TORCHELASTIC_RESTART_COUNT. The agents
 //                                      of several nodes take the next free G,
 //                                      by compare_set
@@ -82,7 +82,7 @@ std::string generation_key(int generation);
 struct GenerationNotice {
   std::string cause{};        // one line
   std::vector<int> places{};  // in ascending order; empty if all are left
-  std::vector<int> lost{};    // those of a lost node that are taken
+  std::vector<int> lost{};    // their workers take part no more
 };
 std::string text_of(const GenerationNotice& notice);
 GenerationNotice generation_notice_of(const std::string& text);

@@ -17,10 +17,10 @@ class Announcement {
  public:
   // Connects to the workers' store (WorkerStoreService::name_for()) and asks
   // for the first free number from `first` to `most`. `attempt` is
-  // TORCHELASTIC_RESTART_COUNT. The cause of `notice` names a rank of this
-  // node, or a lost one, so that no other node announces the same. Its places
-  // are those that were left at `first`; `given_up` are given up now, and then
-  // it names all. Throws WorkerStoreLost.
+  // TORCHELASTIC_RESTART_COUNT. `notice` has places that were lost, so that no
+  // other node announces the same. Its places are those that were left at
+  // `first`; `given_up` are given up now, and then it names all. Throws
+  // WorkerStoreLost.
   Announcement(const std::string& store_socket, int attempt, int first,
                int most, GenerationNotice notice,
                std::vector<int> given_up = {});

@@ -293,22 +293,23 @@ Attempt::Healing Attempt::heal_failures() {
     return healing;
   }
   if (heal_->announce_at && !heal_->announce_at->expired()) return healing;
-  std::vector<int> given_up;
+  std::vector<int> lost;
   for (const WorkerFailure& failure : failures) {
-    if (!heal_->shrinks) break;
-    given_up.push_back(
-        workers_.place_of(static_cast<size_t>(failure.local_rank)));
+    lost.push_back(workers_.place_of(static_cast<size_t>(failure.local_rank)));
   }
+  std::ranges::sort(lost);
   heal_->of_node = false;
   heal_->failures = std::move(failures);
-  return announce(healing.cause, std::move(given_up));
+  return announce(healing.cause, std::move(lost));
 }
 
 Attempt::Healing Attempt::announce(const std::string& cause,
-                                   std::vector<int> given_up) {
+                                   std::vector<int> lost) {
   heal_->announce_at.reset();
-  GenerationNotice notice{.cause = cause, .places = places_};
-  if (!given_up.empty() && places_.empty()) {
+  GenerationNotice notice{
+      .cause = cause, .places = places_, .lost = std::move(lost)};
+  const auto given_up = heal_->shrinks ? notice.lost : std::vector<int>();
+  if (heal_->shrinks && places_.empty()) {
     notice.places.resize(static_cast<size_t>(plan_.place.world_size));
     std::iota(notice.places.begin(), notice.places.end(), 0);
   }
@@ -316,7 +317,7 @@ Attempt::Healing Attempt::announce(const std::string& cause,
     heal_->announcement.emplace(
         store_socket_, plan_.restarts_used, generation_ + 1,
         parts_.options.workers.max_restarts - plan_.restarts_used,
-        std::move(notice), std::move(given_up));
+        std::move(notice), given_up);
   } catch (const WorkerStoreLost& error) {
     return announce_again(error);
   }

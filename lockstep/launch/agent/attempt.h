@@ -192,10 +192,9 @@ class Attempt : public Pollable {
 
   Healing heal_failures();
   Healing heal_lost_node();
-  // Announces the next generation, without the places `given_up`. Once that is
-  // done, standby processes take the places of Heal::failures, if these are not
-  // given up.
-  Healing announce(const std::string& cause, std::vector<int> given_up);
+  // Announces the next generation, in which the places `lost` are given up
+  // (Heal::shrinks), or taken by standby processes once that is done.
+  Healing announce(const std::string& cause, std::vector<int> lost);
   Healing await_answer();
   Healing announce_again(const WorkerStoreLost& error);
   Healing begin_generation();

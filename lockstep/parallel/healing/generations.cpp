@@ -133,15 +133,11 @@ void Generations::tell_agent(const GenerationNotice& notice) const {
 
 void Generations::require_own_place(const GenerationNotice& notice) const {
   if (number_ <= generation_joined()) return;
-  const bool is_taken = std::ranges::count(notice.lost, place_) > 0;
-  const bool is_left =
-      notice.places.empty() || std::ranges::count(notice.places, place_) > 0;
-  if (!is_taken && is_left) return;
-  throw std::runtime_error(std::string("HealedTraining: ") +
-                           (is_taken
-                                ? "another process has the place of this rank"
-                                : "the job goes on without this rank") +
-                           ", whose node was given up: " + notice.cause);
+  if (std::ranges::count(notice.lost, place_) == 0) return;
+  throw std::runtime_error(
+      "HealedTraining: the job goes on without this process, whose node was "
+      "given up: " +
+      notice.cause);
 }
 
 void Generations::end_training() {

@@ -607,7 +607,7 @@ class HealingHosts : public Healing {
   int ranks_of_each_ = 2;
   int fewer_on_last_ = 0;  // so many ranks less on the last of nodes_
   Arguments healing_ = {"--heal", "--standby=1"};
-  Arguments of_first_{};  // more options of host 0
+  Arguments healing_of_first_{};  // if any, that of host 0
 
   // The first nodes_ take part at once, and all others are spare.
   void start_hosts(const std::string& name, const Arguments& arguments,
@@ -629,7 +629,8 @@ class HealingHosts : public Healing {
         "--rdzv-conf=is_host=" + std::string(host == 0 ? "true" : "false") +
             configuration,
         host < nodes_ ? "--node-rank=" + std::to_string(host) : "--spare"};
-    const Arguments healing = host == 0 ? with(healing_, of_first_) : healing_;
+    const Arguments& healing =
+        host == 0 && !healing_of_first_.empty() ? healing_of_first_ : healing_;
     const Arguments program = {trainer_, folder_.string()};
     const int ranks =
         ranks_of_each_ - (host + 1 == nodes_ ? fewer_on_last_ : 0);
@@ -897,14 +898,14 @@ TEST_F(ShrinkingHosts, RanksDie) {
 }
 
 // The second host has one rank less then, and a process takes a place of the
-// first, which knows that only from the other's announcement.
+// first.
 TEST_F(ShrinkingHosts, ARankDiesAndThenAnotherIsReplaced) {
   ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
   fewer_on_last_ = 1;
   const auto restarted = train_on_hosts("restarted", {"snapshot=1000"});
   ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
   fewer_on_last_ = 0;
-  of_first_ = {"--standby=1"};
+  healing_of_first_ = {"--heal=shrink", "--standby=1"};
   start_hosts("healed", {"kill=3@5:backward,1@9:forward"});
   const auto healed = finish_hosts();
   ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
@@ -915,6 +916,32 @@ TEST_F(ShrinkingHosts, ARankDiesAndThenAnotherIsReplaced) {
   EXPECT_EQ(healed.begun, 5) << healed.ended.out;
   EXPECT_THAT(healed.ended.err,
               ContainsRegex("takes the place of rank 1: healing 2 of 1000"));
+}
+
+// Rank 1 is replaced, and later the one that is called rank 1 then. Their
+// agents say the same, and the second knows only from the announcements of the
+// others which ranks are left.
+TEST_F(ShrinkingHosts, TwoRanksOfOneNumberAreReplaced) {
+  nodes_ = 3;
+  ranks_of_each_ = 1;
+  const Arguments plain = {"model=plain"};
+  ASSERT_EQ(train_first("restarted", 5, plain).ended.exit_code, 0);
+  nodes_ = 2;
+  const auto restarted =
+      train_on_hosts("restarted", with(plain, {"snapshot=1000"}));
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  nodes_ = 3;
+  healing_of_first_ = healing_;
+  healing_ = {"--heal=shrink", "--standby=1"};
+  start_hosts("healed",
+              with(plain, {"kill=1@3:forward,0@5:backward,1@9:forward"}), 3);
+  const auto healed = finish_hosts();
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results[0], restarted.results[0]) << healed.ended.err;
+  EXPECT_EQ(healed.results[1], restarted.results[1]) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 5) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err,
+              ContainsRegex("takes the place of rank 1: healing 3 of 1000"));
 }
 
 // It is killed, or stopped so that no connection is closed, and comes back.
