@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -124,19 +126,51 @@ void require_same_groups(const std::vector<ProcessGroupPtr>& groups, int count,
 // Ends a wait if `look` has thrown: no code on its way takes this for an error
 // of the group.
 struct LookThrew {};
-// Returns `look`, such that it throws LookThrew, and `thrown` is what it threw.
-std::shared_ptr<const std::function<void()>> guarded(
-    const std::function<void()>& look, std::exception_ptr& thrown) {
-  return std::make_shared<const std::function<void()>>([&look, &thrown] {
-    if (!look) return;
-    try {
-      look();
-    } catch (...) {
-      thrown = std::current_exception();
-      throw LookThrew();
+
+// Calls `look` for any thread as long as this object lives, and keeps what it
+// threw.
+class Looking {
+ public:
+  explicit Looking(const std::function<void()>& look)
+      : state_(std::make_shared<State>()),
+        function_(std::make_shared<const std::function<void()>>(
+            [state = state_] { state->call(); })) {
+    state_->look = look;
+  }
+  Looking(const Looking&) = delete;
+  Looking& operator=(const Looking&) = delete;
+  ~Looking() {
+    const std::lock_guard lock(state_->mutex);
+    state_->look = nullptr;
+  }
+
+  const std::shared_ptr<const std::function<void()>>& function() const {
+    return function_;
+  }
+  [[noreturn]] void rethrow() const { std::rethrow_exception(state_->thrown); }
+
+ private:
+  struct State {
+    void call() {
+      const std::lock_guard lock(mutex);
+      if (!look) return;
+      if (thrown) throw LookThrew();
+      try {
+        look();
+      } catch (...) {
+        thrown = std::current_exception();
+        throw LookThrew();
+      }
     }
-  });
-}
+
+    std::mutex mutex;
+    std::function<void()> look;
+    std::exception_ptr thrown;
+  };
+
+  const std::shared_ptr<State> state_;
+  const std::shared_ptr<const std::function<void()>> function_;
+};
 
 // Gives the groups the numbers that ranks have in a world of `members`, if
 // there are any. Returns the groups that are not lost.
@@ -254,8 +288,7 @@ void reconfigure(const ReconfigureOptions& options) {
           dynamic_cast<internal::LauncherStore*>(store.get()) != nullptr};
   const auto own_part = internal::part_of("0", meeting.group_store);
   std::shared_ptr<internal::LifeSigns> life_signs;
-  std::exception_ptr thrown;
-  const auto look = guarded(options.look, thrown);
+  const Looking looking(options.look);
   const auto connect = [&](const ProcessGroupPtr& group,
                            const c10::intrusive_ptr<c10d::Store>& part) {
     inside(group).begin_generation(internal::connect_group(
@@ -263,7 +296,7 @@ void reconfigure(const ReconfigureOptions& options) {
         {.store = part,
          .life_signs = life_signs,
          .timeout = std::max(deadline.remaining(), milliseconds(1)),
-         .look = look}));
+         .look = looking.function()}));
   };
   // Leaves the groups such that reconfigure() can be called again.
   const auto undo = [&] {
@@ -281,7 +314,7 @@ void reconfigure(const ReconfigureOptions& options) {
     life_signs->learn_all();
   } catch (const LookThrew&) {
     undo();
-    std::rethrow_exception(thrown);
+    looking.rethrow();
   } catch (const c10::Error& error) {
     const auto absent = meeting.absent_ranks();
     undo();

@@ -14,7 +14,7 @@
 //
 // and ends when STORE.end exists. ARGUMENT: "other" makes other groups;
 // "dies=N" kills the process when it writes to the store for the Nth time in
-// reconfigure().
+// reconfigure(), and "reads=N" when it reads a value.
 
 #include <ATen/ATen.h>
 #include <signal.h>
@@ -37,7 +37,7 @@
 namespace lockstep::internal::testing {
 namespace {
 
-// A store whose process dies in one of its writes.
+// A store whose process dies in one of its calls.
 class DeadlyStore final : public c10d::FileStore {
  public:
   using FileStore::FileStore;
@@ -46,7 +46,12 @@ class DeadlyStore final : public c10d::FileStore {
     if (--writes_left == 0) ::kill(::getpid(), SIGKILL);
     FileStore::set(key, value);
   }
+  std::vector<uint8_t> get(const std::string& key) override {
+    if (--reads_left == 0) ::kill(::getpid(), SIGKILL);
+    return FileStore::get(key);
+  }
   int writes_left = 0;
+  int reads_left = 0;
 };
 
 struct NextGeneration {
@@ -69,6 +74,8 @@ class Rank {
     all_ = argument == "other" ? new_group({0, 1}) : new_group();
     if (argument.starts_with("dies=")) {
       writes_left_ = std::stoi(argument.substr(5));
+    } else if (argument.starts_with("reads=")) {
+      reads_left_ = std::stoi(argument.substr(6));
     }
     say("ready");
   }
@@ -126,6 +133,7 @@ class Rank {
     while (true) {
       generation_ = std::max(generation_, announced());
       store_->writes_left = writes_left_;
+      store_->reads_left = reads_left_;
       try {
         reconfigure({.uuid = std::to_string(generation_),
                      .store = store_,
@@ -156,6 +164,7 @@ class Rank {
   const int size_;
   int generation_;
   int writes_left_ = -1;
+  int reads_left_ = -1;
   const c10::intrusive_ptr<DeadlyStore> store_;
   const ProcessGroupGuard world_;
   ProcessGroupPtr ends_;

@@ -508,7 +508,7 @@ TEST_F(SpareNodeTest, MayHaveARankThatWasGivenUpAtARestart) {
 TEST_F(SpareNodeTest, IsNotNeededForANodeWhoseWorkersWereGivenUp) {
   lose_one_of_three();
   ASSERT_TRUE(agents_[0].take_lost_node());
-  agents_[2].report_success(/*given_up=*/true);
+  agents_[2].report_given_up();
   accepted_.erase("agent 2");
   pass(1000);
   EXPECT_FALSE(agents_[0].take_lost_node());

@@ -3,14 +3,21 @@
 #include <gloo/context.h>
 #include <gloo/transport/pair.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <exception>
+#include <future>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/worker/own_address.h"
@@ -37,11 +44,15 @@ namespace {
 // as soon as it has connected to all others. Python's ranks write neither.
 class Connecting {
  public:
+  static constexpr std::chrono::milliseconds kLookEvery{20};
+
   Connecting(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
       : store_(std::move(store)), rank_(rank), size_(size) {}
 
   void begins() const { set(key("connects", rank_)); }
   void has_ended() const { set(key("connected", rank_)); }
+  // Throws if the store knows that this will not come about.
+  void look() const { store_->check({key("connected", rank_)}); }
 
   // Blocks until every rank that has begun has ended.
   void await_all(const Deadline& deadline) const {
@@ -68,6 +79,14 @@ class Connecting {
   c10::intrusive_ptr<c10d::Store> store_;
   int rank_;
   int size_;
+};
+
+// Ends a work that Gloo has not ended.
+class EndedWork : public c10d::Work {
+ public:
+  static void end(c10d::Work& work, const std::exception_ptr& reason) {
+    (work.*&EndedWork::finish)(reason);
+  }
 };
 
 // A rank that leaves because of an error must not keep its peers waiting, so
@@ -107,6 +126,10 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
       }
       context->closeConnections();
     }
+    if (has_works() && !ends_works_.exchange(true)) {
+      auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+      quiet_thread([self = std::move(self)] { self->end_works(); }).detach();
+    }
   }
 
   void await_peers(const Deadline& deadline) const override {
@@ -119,8 +142,35 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
 
  private:
   using Pair = ::gloo::transport::tcp::Pair;
+  static constexpr std::chrono::milliseconds kEndSoon{200};
+
+  bool has_works() {
+    const std::lock_guard lock(workMutex_);
+    return !workQueue_.empty() ||
+           std::ranges::any_of(workInProgress_,
+                               [](const auto& work) { return bool(work); });
+  }
+
+  // When a connection breaks, Gloo leaves out one kind of wait: that for a send
+  // of which the socket did not take all bytes (signalException() of its Pair
+  // does not tell the unbound buffers in tx_). Such a work ends only when its
+  // time is over. So this ends what has not ended soon, and returns when Gloo's
+  // own threads are done, for which the destructor would wait.
+  void end_works() {
+    const auto reason = std::make_exception_ptr(
+        c10::DistBackendError("the group was aborted on this rank"));
+    for (const auto soon = Deadline::after(kEndSoon); has_works();
+         std::this_thread::sleep_for(Connecting::kLookEvery)) {
+      if (!soon.expired()) continue;
+      const std::lock_guard lock(workMutex_);
+      for (const auto& work : workInProgress_) {
+        if (work && !work->isCompleted()) EndedWork::end(*work, reason);
+      }
+    }
+  }
 
   const Connecting connecting_;
+  std::atomic<bool> ends_works_ = false;
 };
 
 // Whether the environment says that all ranks are on this host.
@@ -143,6 +193,25 @@ std::shared_ptr<::gloo::transport::Device> choose_device(int size) {
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
+// Gloo's constructor cannot be interrupted: it waits for a rank that has died
+// meanwhile until its time is over. So a thread calls it, which is left behind
+// if the store says that a rank is gone.
+c10::intrusive_ptr<Gloo> connect(
+    const BackendRequest& request,
+    const c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>& options) {
+  std::packaged_task<c10::intrusive_ptr<Gloo>()> call([request, options] {
+    return c10::make_intrusive<Gloo>(request, options);
+  });
+  auto made = call.get_future();
+  const Connecting connecting(request.store, request.rank, request.size);
+  connecting.begins();
+  quiet_thread(std::move(call)).detach();
+  while (made.wait_for(Connecting::kLookEvery) != std::future_status::ready) {
+    connecting.look();
+  }
+  return made.get();
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
@@ -152,8 +221,7 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
   options->global_ranks_in_group.assign(request.global_ranks.begin(),
                                         request.global_ranks.end());
   options->devices.push_back(choose_device(request.size));
-  Connecting(request.store, request.rank, request.size).begins();
-  return c10::make_intrusive<Gloo>(request, std::move(options));
+  return connect(request, options);
 }
 
 }  // namespace lockstep::internal::gloo

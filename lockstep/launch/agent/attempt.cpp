@@ -152,7 +152,7 @@ void Attempt::begin_to_look_for_hangs() {
 
 bool Attempt::goes_on() const {
   if (stop_) return workers_.running() > 0 && !stop_->given_up;
-  return workers_.running() > 0 || heal_;
+  return workers_.running() > 0 || heal_ || workers_.all_given_up();
 }
 
 std::vector<WorkerStatus> Attempt::statuses() const {

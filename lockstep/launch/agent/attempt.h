@@ -83,7 +83,8 @@ class Attempt : public Pollable {
   const RoundPlan& plan() const { return plan_; }
   WorkerGroup& workers() { return workers_; }
   const WorkerGroup& workers() const { return workers_; }
-  // Workers have not ended, and there is still a way to end them.
+  // Workers have not ended, and there is still a way to end them; or all were
+  // given up, and it is not stopping().
   bool goes_on() const;
   std::vector<WorkerStatus> statuses() const;
   // The number of OutputMux::streams() before the workers had any.

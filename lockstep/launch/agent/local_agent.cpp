@@ -294,9 +294,11 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
     attempt_->watch();
     tell_of_healing();
+    tell_of_given_up();
     look_for_causes();
     look_for_snapshot();
     place_->world_size = workers.world_size();
+    round_.generation = attempt_->generation();
     if (attempt_->has_lost_ranks() && !attempt_->stopping() && !heal()) {
       round_.failures = workers.failures();
       if (job_) {
@@ -342,6 +344,16 @@ void LocalAgent::tell_of_healing() {
   job_->report_healing();
 }
 
+// Tells it once. This node then only waits for how the round ends.
+void LocalAgent::tell_of_given_up() {
+  if (!job_ || round_.has_told_of_given_up ||
+      !attempt_->workers().all_given_up()) {
+    return;
+  }
+  round_.has_told_of_given_up = true;
+  job_->report_given_up();
+}
+
 bool LocalAgent::heal() {
   if (!options_.workers.heals) return false;
   const Attempt::Healing healing = attempt_->heal();
@@ -354,8 +366,8 @@ bool LocalAgent::heal() {
   if (healing.begins_to_wait) {
     report_(healing.cause + "\n  its place waits for a standby process");
   }
-  round_.generation = attempt_->generation();
   if (!healing.is_announced) return true;
+  round_.generation = attempt_->generation();
   std::string places;
   for (const HealedFailure& one : healing.healed) {
     outcome_->healed.push_back(one);
@@ -414,9 +426,7 @@ void LocalAgent::set_verdict_of_workers() {
     round_.verdict->changes = round_.verdict->after(changes_);
     return;
   }
-  if (!attempt_->stopping()) {
-    job_->report_success(attempt_->workers().all_given_up());
-  }
+  if (!attempt_->stopping()) job_->report_success();
   await_verdict();
 }
 
@@ -794,7 +804,7 @@ void LocalAgent::serve_job() {
           } else if constexpr (std::is_same_v<News, RoundPlan>) {
             round_.plan = news;
           } else if constexpr (std::is_same_v<News, LostNode>) {
-            if (attempt_ && attempt_->workers().running() > 0) {
+            if (attempt_ && attempt_->goes_on() && !attempt_->stopping()) {
               attempt_->give_up(news);
             } else {
               propose_lost(news);

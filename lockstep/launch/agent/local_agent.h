@@ -85,9 +85,10 @@ class LocalAgent : private Pollable {
   // its verdict, and what this node has to tell the others meanwhile.
   struct Round {
     int number = 0;
-    std::optional<StorePort> port{};   // that is offered for rank 0's store
-    std::optional<RoundPlan> plan{};   // of several nodes
-    bool has_told_of_healing = false;  // report_healing()
+    std::optional<StorePort> port{};    // that is offered for rank 0's store
+    std::optional<RoundPlan> plan{};    // of several nodes
+    bool has_told_of_healing = false;   // report_healing()
+    bool has_told_of_given_up = false;  // report_given_up()
     // Since when nodes wait for a snapshot, and when to look for one; nothing
     // if none waits.
     std::optional<int64_t> waits_since_ns{};
@@ -127,6 +128,7 @@ class LocalAgent : private Pollable {
   // places of a lost node and cannot; then this is the round's verdict.
   bool begin_attempt(const RoundPlan& plan);
   void tell_of_healing();
+  void tell_of_given_up();
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();

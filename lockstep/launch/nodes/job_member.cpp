@@ -267,10 +267,12 @@ void JobMember::report_healing() {
   queue_for_store([](NodeProtocol& protocol) { protocol.report_healing(); });
 }
 
-void JobMember::report_success(bool given_up) {
-  queue_for_store([given_up](NodeProtocol& protocol) {
-    protocol.report_success(given_up);
-  });
+void JobMember::report_success() {
+  queue_for_store([](NodeProtocol& protocol) { protocol.report_success(); });
+}
+
+void JobMember::report_given_up() {
+  queue_for_store([](NodeProtocol& protocol) { protocol.report_given_up(); });
 }
 
 void JobMember::ask_for_cause(NamedRanks named) {

@@ -135,10 +135,11 @@ class JobMember {
   // `Joined`.
   void offer_round(int round, RoundOffer offer);
   // Reports that every worker of this node can be healed
-  // (NodeProtocol::report_healing()); that every one has ended well, or was
-  // given up.
+  // (NodeProtocol::report_healing()); that every one has ended well; that all
+  // were given up.
   void report_healing();
-  void report_success(bool given_up = false);
+  void report_success();
+  void report_given_up();
   // Says whether the workers of this node can go on if the store is lost with
   // its host: the last generation that they know, or nothing.
   void note_generation(std::optional<int> generation) {

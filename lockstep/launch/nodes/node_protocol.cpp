@@ -563,9 +563,13 @@ void NodeProtocol::report_healing() {
   store_.add(round_key(round_, "heals"), 1);
 }
 
-void NodeProtocol::report_success(bool given_up) {
+void NodeProtocol::report_given_up() {
   // First this: its workers must not count as having ended well.
-  if (given_up) store_.set(round_key(round_, given_up_leaf(node_rank_)), "1");
+  store_.set(round_key(round_, given_up_leaf(node_rank_)), "1");
+  report_success();
+}
+
+void NodeProtocol::report_success() {
   if (store_.add(round_key(round_, "succeeded"), 1) ==
       static_cast<int64_t>(members_.size())) {
     propose(round_, Verdict{});

@@ -255,9 +255,10 @@ class NodeProtocol {
   // Reports that every worker of this node has said that its training can be
   // healed, also if what only some ranks have is lost.
   void report_healing();
-  // Reports that every worker of this node has returned 0, or that all were
-  // given up.
-  void report_success(bool given_up = false);
+  // Reports that every worker of this node has returned 0; or that all were
+  // given up, so that the round does not wait for this node.
+  void report_success();
+  void report_given_up();
   // Asks all nodes to find out which of their workers was failing first: a
   // worker of this node has failed, but only as the echo of another failure,
   // and names these ranks.

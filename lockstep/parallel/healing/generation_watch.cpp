@@ -64,7 +64,7 @@ void GenerationWatch::work() {
     // The groups live as long as the mutex is held.
     for (const auto& group : existing_groups().groups) {
       try {
-        group->abort("a node was lost, and the job goes on without it");
+        group->abort("a rank was lost, and the job goes on without it");
       } catch (const c10::Error&) {
         // A connection of a backend is broken already.
       }

@@ -873,28 +873,34 @@ class ShrinkingHosts : public HealingHosts {
   }
 };
 
-// One rank after the other, until host 1 has none, and that host with it.
+// The only rank of a host dies, also of the one with the agents' store, and
+// then another host is lost.
 TEST_F(ShrinkingHosts, RanksDie) {
+  const Arguments plain = {"model=plain"};
   nodes_ = 3;
   ranks_of_each_ = 1;
-  ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
+  ASSERT_EQ(train_first("restarted", 5, plain).ended.exit_code, 0);
   nodes_ = 2;
-  ASSERT_EQ(train_first("restarted", 9, {}).ended.exit_code, 0);
+  ASSERT_EQ(train_first("restarted", 9, plain).ended.exit_code, 0);
   options_ = {"--heal=shrink"};
-  const auto restarted = train("restarted", 1, {"snapshot=1000"});
+  const auto restarted = train("restarted", 1, with(plain, {"snapshot=1000"}));
   ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
   nodes_ = 3;
-  start_hosts("healed", {"kill=1@5:backward,1@9:agent"}, 3);
-  const auto healed = finish_hosts(/*lost=*/1);
-  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
-  EXPECT_EQ(healed.results[0], restarted.results[0]) << healed.ended.err;
-  EXPECT_EQ(healed.begun, 3) << healed.ended.out;
-  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
-  EXPECT_THAT(healed.ended.err,
-              ContainsRegex("rank 1 failed: .*; the job goes on with 2 ranks"));
-  EXPECT_THAT(healed.ended.err,
-              ContainsRegex("node 2 .*was lost: .*; the job goes on with 1 "
-                            "rank: healing 2 of 1000"));
+  for (const std::string rank : {"0", "1"}) {
+    start_hosts("healed" + rank,
+                with(plain, {"kill=" + rank + "@5:backward,1@9:agent"}), 3);
+    const auto healed = finish_hosts(/*lost=*/1);
+    ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+    EXPECT_EQ(healed.results[0], restarted.results[0]) << healed.ended.err;
+    EXPECT_EQ(healed.begun, 3) << healed.ended.out;
+    EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+    EXPECT_THAT(healed.ended.err,
+                ContainsRegex("rank " + rank +
+                              " failed: .*; the job goes on with 2 ranks"));
+    EXPECT_THAT(healed.ended.err,
+                ContainsRegex("node 2 .*was lost: .*; the job goes on with 1 "
+                              "rank: healing 2 of 1000"));
+  }
 }
 
 // The second host has one rank less then, and a process takes a place of the
