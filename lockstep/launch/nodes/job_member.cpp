@@ -510,6 +510,9 @@ void JobMember::go_to(size_t endpoint) {
     options.timeout = kConnectAllowance;
   }
   const std::lock_guard lock(mutex_);
+  // The silence was that of the store before.
+  was_silent_ = false;
+  ++progress_;
   endpoint_ = endpoint;
   connector_ = StoreConnector(rejoining(noting(std::move(options))));
   store_host_.clear();

@@ -677,14 +677,18 @@ class HealingHosts : public Healing {
     EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
   }
 
-  // Continues a worker that was stopped at "node", and its agent.
-  void continue_host() const {
+  // Continues a worker that was stopped by the first of `kill`.
+  void continue_worker() const {
+    EXPECT_EQ(::kill(std::stoi(read_file(folder_ / "killed-0")), SIGCONT), 0);
+  }
+  // Sends `signal` to a worker that was stopped so, and to its agent.
+  void signal_host(int signal) const {
     const std::string worker = read_file(folder_ / "killed-0");
     std::istringstream stat(read_file("/proc/" + worker + "/stat"));
     std::string word;
     for (int field = 0; field < 4; ++field) stat >> word;
-    EXPECT_EQ(::kill(std::stoi(worker), SIGCONT), 0);
-    EXPECT_EQ(::kill(std::stoi(word), SIGCONT), 0);
+    EXPECT_EQ(::kill(std::stoi(worker), signal), 0);
+    EXPECT_EQ(::kill(std::stoi(word), signal), 0);
   }
 
   fs::path folder_;
@@ -961,7 +965,7 @@ TEST_F(ShrinkingHosts, OneIsLost) {
     start_hosts("healed " + moment, {"kill=2@5:" + moment, "pause=20"}, 2,
                 ",keep_alive_interval=1,keep_alive_max_attempt=3");
     hosts_[0]->await_error("lockstep: healed in");
-    if (is_stopped) continue_host();
+    if (is_stopped) signal_host(SIGCONT);
     const auto healed = finish_hosts(/*lost=*/1);
     ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
     for (const int rank : {0, 1}) {
@@ -1000,6 +1004,52 @@ TEST_F(ShrinkingHosts, AllRestartIfTheyHaveCopiesOfEachOther) {
   EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all 4 workers"));
 }
 
+// Its first operation afterwards is with ranks that have left by then. The
+// bytes that Gloo cannot send must not keep it.
+TEST_F(HealingHosts, ARankIsStoppedWhileAnotherDies) {
+  fewer_on_last_ = 1;
+  const auto undisturbed = train_on_hosts("undisturbed", {});
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  start_hosts("healed", {"kill=2@5:stop"});
+  hosts_[0]->await_output("ready 1 ");
+  for (const auto deadline = Deadline::after(seconds(30));
+       !fs::exists(folder_ / "killed-0") && !deadline.expired();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  // Both ranks of host 0 wait for the one that is stopped.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const std::string& out = hosts_[0]->out();
+  const auto rank_one = std::stoi(out.substr(out.find("ready 1 ") + 8));
+  ASSERT_EQ(::kill(rank_one, SIGKILL), 0);
+  hosts_[0]->await_error("takes the place of rank 1");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  continue_worker();
+  const auto healed = finish_hosts();
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 4) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+}
+
+// The agent of the host of the store shows no sign of life.
+TEST_F(HealingHosts, TheOneWithTheStoreIsStopped) {
+  nodes_ = 3;
+  ranks_of_each_ = 1;
+  second_endpoint_ = true;
+  const Arguments plain = {"model=plain"};
+  const auto undisturbed = train_on_hosts("undisturbed", plain);
+  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
+  start_hosts("healed", with(plain, {"kill=0@5:node"}), 4,
+              ",keep_alive_interval=1,keep_alive_max_attempt=3");
+  hosts_[3]->await_error("this node takes its place");
+  signal_host(SIGKILL);
+  const auto healed = finish_hosts(/*lost=*/1);
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
+  EXPECT_EQ(healed.begun, 4) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err, HasSubstr("lockstep: healed in"));
+}
+
 // All that runs on a host is stopped, so that no connection is closed. When it
 // comes back another one has its place.
 TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
@@ -1009,7 +1059,7 @@ TEST_F(HealingHosts, OneIsStoppedAndComesBack) {
   start_hosts("healed", with(arguments, {"kill=3@5:node"}), 3,
               ",keep_alive_interval=1,keep_alive_max_attempt=3");
   hosts_[0]->await_error("lockstep: healed in");
-  continue_host();
+  signal_host(SIGCONT);
   const auto healed = finish_hosts(/*lost=*/1);
   ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
   EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
