@@ -984,6 +984,41 @@ TEST_F(ShrinkingHosts, OneIsLost) {
   }
 }
 
+// Its first operation afterwards is with ranks that have left by then. The
+// bytes that Gloo cannot send must not keep it.
+TEST_F(ShrinkingHosts, OneIsStoppedWhileARankDies) {
+  fewer_on_last_ = 1;
+  ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
+  ranks_of_each_ = 1;
+  fewer_on_last_ = 0;
+  const auto restarted = train_on_hosts("restarted", {"snapshot=1000"});
+  ASSERT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  ranks_of_each_ = 2;
+  fewer_on_last_ = 1;
+  start_hosts("healed", {"kill=2@5:stop_computed"});
+  hosts_[0]->await_output("ready 1 ");
+  for (const auto deadline = Deadline::after(seconds(30));
+       !fs::exists(folder_ / "killed-0") && !deadline.expired();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  // Both ranks of host 0 wait for the one that is stopped.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const std::string& out = hosts_[0]->out();
+  const auto rank_one = std::stoi(out.substr(out.find("ready 1 ") + 8));
+  ASSERT_EQ(::kill(rank_one, SIGKILL), 0);
+  hosts_[0]->await_error("the job goes on with 2 ranks");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  continue_worker();
+  const auto healed = finish_hosts();
+  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(healed.results[rank], restarted.results[rank])
+        << healed.ended.err;
+  }
+  EXPECT_EQ(healed.begun, 3) << healed.ended.out;
+  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
+}
+
 // Both agents give up their only rank: nobody is left.
 TEST_F(ShrinkingHosts, AllRestartIfNoRankIsLeft) {
   ranks_of_each_ = 1;
@@ -1002,33 +1037,6 @@ TEST_F(ShrinkingHosts, AllRestartIfTheyHaveCopiesOfEachOther) {
               HasSubstr("the job cannot go on with fewer ranks, of which each "
                         "keeps copies of another host"));
   EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all 4 workers"));
-}
-
-// Its first operation afterwards is with ranks that have left by then. The
-// bytes that Gloo cannot send must not keep it.
-TEST_F(HealingHosts, ARankIsStoppedWhileAnotherDies) {
-  fewer_on_last_ = 1;
-  const auto undisturbed = train_on_hosts("undisturbed", {});
-  ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
-  start_hosts("healed", {"kill=2@5:stop"});
-  hosts_[0]->await_output("ready 1 ");
-  for (const auto deadline = Deadline::after(seconds(30));
-       !fs::exists(folder_ / "killed-0") && !deadline.expired();) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  // Both ranks of host 0 wait for the one that is stopped.
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  const std::string& out = hosts_[0]->out();
-  const auto rank_one = std::stoi(out.substr(out.find("ready 1 ") + 8));
-  ASSERT_EQ(::kill(rank_one, SIGKILL), 0);
-  hosts_[0]->await_error("takes the place of rank 1");
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  continue_worker();
-  const auto healed = finish_hosts();
-  ASSERT_EQ(healed.ended.exit_code, 0) << healed.ended.err;
-  EXPECT_EQ(healed.results, undisturbed.results) << healed.ended.err;
-  EXPECT_EQ(healed.begun, 4) << healed.ended.out;
-  EXPECT_THAT(healed.ended.err, Not(HasSubstr("restarting all")));
 }
 
 // The agent of the host of the store shows no sign of life.

@@ -318,6 +318,7 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
             }
             scaler.unscale_(optimizer);
             kills.at(state.step, "computed");
+            kills.at(state.step, "stop_computed");
           },
           update);
       if (number("snapshot", 0) != 0 &&

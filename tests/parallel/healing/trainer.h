@@ -54,7 +54,7 @@ class Kills {
       if (moment == "lingers") {
         return std::this_thread::sleep_for(std::chrono::minutes(5));
       }
-      ::raise(moment == "stop" ? SIGSTOP : SIGKILL);
+      ::raise(moment.starts_with("stop") ? SIGSTOP : SIGKILL);
     }
   }
 
