@@ -984,8 +984,7 @@ TEST_F(ShrinkingHosts, OneIsLost) {
   }
 }
 
-// Its first operation afterwards is with ranks that have left by then. The
-// bytes that Gloo cannot send must not keep it.
+// Its first operation afterwards is with ranks that have left by then.
 TEST_F(ShrinkingHosts, OneIsStoppedWhileARankDies) {
   fewer_on_last_ = 1;
   ASSERT_EQ(train_first("restarted", 5, {}).ended.exit_code, 0);
