@@ -195,7 +195,8 @@ std::shared_ptr<::gloo::transport::Device> choose_device(int size) {
 
 // Gloo's constructor cannot be interrupted: it waits for a rank that has died
 // meanwhile until its time is over. So a thread calls it, which is left behind
-// if the store says that a rank is gone.
+// if the store says that a rank is gone. Gloo's own threads begin with the
+// signal mask of that thread, and take the signal that asks for their stacks.
 c10::intrusive_ptr<Gloo> connect(
     const BackendRequest& request,
     const c10::intrusive_ptr<c10d::ProcessGroupGloo::Options>& options) {
@@ -205,7 +206,7 @@ c10::intrusive_ptr<Gloo> connect(
   auto made = call.get_future();
   const Connecting connecting(request.store, request.rank, request.size);
   connecting.begins();
-  quiet_thread(std::move(call)).detach();
+  std::thread(std::move(call)).detach();
   while (made.wait_for(Connecting::kLookEvery) != std::future_status::ready) {
     connecting.look();
   }
