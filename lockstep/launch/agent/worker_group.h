@@ -123,7 +123,7 @@ class WorkerGroup {
   // that they leave what their crash handler or a core dump tells.
   void end_hung(std::vector<HungWorker> hung);
 
-  // The next twelve are for a job that heals, before settle().
+  // The next eleven are for a job that heals, before settle().
 
   // Returns the last generation that a worker has told of; 0 if none has.
   int generation() const;
@@ -209,7 +209,7 @@ class WorkerGroup {
   std::filesystem::path progress_file(int local_rank) const;
   bool is_own(size_t local_rank) const;
   int rank_of(size_t local_rank) const { return workers_[local_rank].rank; }
-  // Returns how many of places() are before `place`.
+  // Returns how many of the places that are left are before `place`.
   int rank_in_place(int place) const;
   void number_ranks();
   void hear_generation(Worker& worker, std::string_view told);

@@ -464,8 +464,7 @@ class HealedTraining::Work {
     if (shrinks && record_copies_) {
       give_up(
           "the job cannot go on with fewer ranks, of which each keeps copies "
-          "of "
-          "another host (HealedTrainingOptions::buddy_copies)");
+          "of another host (HealedTrainingOptions::buddy_copies)");
     }
     gives_up_batch_ = false;
     std::exception_ptr failure;
