@@ -16,7 +16,7 @@
 //                              "kind": "cause"}}}
 //
 // torchrun reads "timestamp" as an integer and prints "py_callstack"; the rest
-// is for `lockstep run` (launch/worker_failure.h).
+// is for `lockstep run` (launch/watch/worker_failure.h).
 namespace lockstep::internal {
 
 // Kinds of failure, in the order in which the launcher reports them.

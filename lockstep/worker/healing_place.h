@@ -57,7 +57,8 @@
 //                                      of several nodes take the next free G,
 //                                      by compare_set
 //                 heal/A/ended         written by a worker whose training has
-//                                      ended: nobody can take a place then
+//                                      ended, and by its agent: nobody can take
+//                                      a place then, or give one up
 namespace lockstep::internal {
 
 constexpr const char* kHealVariable = "LOCKSTEP_HEAL";

@@ -15,7 +15,7 @@
 // Stacks of C++ threads by glibc (backtrace(3)), which walks the unwind tables
 // that every program of GCC and Clang has. Names are those of exported symbols:
 // all of LibTorch's. The process that shows a stack finds the others
-// (launch/source_finder.h).
+// (launch/watch/source_finder.h).
 namespace lockstep::internal {
 
 // Return addresses, the innermost first.

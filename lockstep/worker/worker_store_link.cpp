@@ -10,6 +10,7 @@
 #include <chrono>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -222,6 +223,10 @@ bool WorkerStoreLink::wait(const std::vector<std::string>& keys,
       return false;
     }
     give_back(std::move(connection));
+    if (reply->kind == WorkerReply::Kind::refused) {
+      throw std::invalid_argument("the store of the workers refuses a wait: " +
+                                  reply->text);
+    }
     return true;
   });
 }

@@ -90,6 +90,9 @@ TEST(Announcement, GivesUpPlacesOfThoseThatAreLeft) {
     Announcement one(store.name(), 0, 1, 2,
                      {.cause = "rank 2 failed", .places = {0, 1, 2}}, {2});
     store.accept();
+    EXPECT_EQ(store.next_call().keys, std::vector<std::string>{"heal/0/ended"});
+    store.answer({.kind = WorkerReply::Kind::absent});
+    EXPECT_EQ(one.look(), State::asked);
     EXPECT_EQ(store.next_call().value, "rank 2 failed\nplaces 0 and 1");
     const std::string left = any_left ? "places 0 and 2" : "place 2";
     store.answer(
@@ -102,6 +105,16 @@ TEST(Announcement, GivesUpPlacesOfThoseThatAreLeft) {
     EXPECT_EQ(one.look(), State::made);
     EXPECT_EQ(one.notice().places, std::vector<int>({0}));
   }
+}
+
+TEST(Announcement, GivesUpNoPlaceIfARankHasEndedItsTraining) {
+  SilentStore store;
+  Announcement one(store.name(), 0, 1, 2,
+                   {.cause = "rank 1 failed", .places = {0, 1}}, {1});
+  store.accept();
+  EXPECT_EQ(store.next_call().operation, WorkerCall::Operation::check);
+  store.answer({.kind = WorkerReply::Kind::done});
+  EXPECT_EQ(one.look(), State::has_ended);
 }
 
 TEST(Announcement, OfTakenPlacesKeepsThoseThatAreLeft) {

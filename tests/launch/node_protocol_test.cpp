@@ -449,8 +449,9 @@ class SpareNodeTest : public NodeProtocolTest {
   }
   void pass(int time) { agents_[0].beat(now_ += milliseconds(time)); }
 
-  // Has three nodes of two ranks run, and node 1 lost.
-  void lose_one_of_three() {
+  // Has three nodes of two ranks run, and node 1 lost, or nodes 1 and 2. A
+  // spare one waits, if one is wanted, which is agent 3.
+  void lose_one_of_three(bool with_spare = false, bool loses_two = false) {
     shrinks_ = true;
     for (const int rank : {0, 1, 2}) healing_agent(rank, 2, 3).join();
     for (const int rank : {0, 1, 2}) {
@@ -462,7 +463,11 @@ class SpareNodeTest : public NodeProtocolTest {
       agents_[rank].beat(now_);
       if (heals_) agents_[rank].report_healing();
     }
+    if (with_spare) {
+      EXPECT_THROW(healing_agent({}, 2, 3).join(), RankTaken);
+    }
     accepted_.erase("agent 1");
+    if (loses_two) accepted_.erase("agent 2");
     pass(1000);
   }
 
@@ -515,6 +520,53 @@ TEST_F(SpareNodeTest, IsNotNeededForANodeWhoseWorkersWereGivenUp) {
   EXPECT_FALSE(agents_[0].take_verdict());
   agents_[0].report_success();
   EXPECT_EQ(agents_[0].take_verdict()->kind, Verdict::Kind::succeeded);
+}
+
+TEST_F(SpareNodeTest, DoesNotTakeThePlaceOfWorkersThatWereGivenUp) {
+  lose_one_of_three();
+  ASSERT_TRUE(agents_[0].take_lost_node());
+  agents_[2].report_given_up();
+  auto& spare = healing_agent({}, 2, 3);
+  EXPECT_THROW(spare.join(), RankTaken);
+  accepted_.erase("agent 2");
+  pass(1000);
+  EXPECT_THROW(spare.join(), RankTaken);
+  pass(60'000);
+  EXPECT_FALSE(agents_[0].take_verdict());
+}
+
+TEST_F(SpareNodeTest, TakesThePlaceOfOneOfTwoAndTheOtherIsGivenUp) {
+  lose_one_of_three(/*with_spare=*/true, /*loses_two=*/true);
+  EXPECT_EQ(agents_[3].join().node_rank, 1);
+  agents_[3].offer_round(0, {});
+  const auto lost = agents_[0].take_lost_node();
+  ASSERT_TRUE(lost);
+  EXPECT_EQ(lost->places, std::vector<int>({4, 5}));
+  pass(60'000);
+  EXPECT_FALSE(agents_[0].take_verdict());
+}
+
+TEST_F(SpareNodeTest, IsNeededIfNoRankIsLeft) {
+  lose_one_of_three();
+  ASSERT_TRUE(agents_[0].take_lost_node());
+  agents_[0].report_given_up();
+  accepted_.erase("agent 2");
+  pass(1000);
+  EXPECT_FALSE(agents_[0].take_lost_node());
+  const auto verdict = agents_[0].take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::failed);
+  EXPECT_THAT(verdict->text, HasSubstr("is not healed: no rank is left"));
+}
+
+TEST_F(SpareNodeTest, WhoseAbsenceEndsARoundDoesNotHideItsHealings) {
+  lose_node_one();
+  agents_[0].note_healings(1);
+  pass(11'000);
+  EXPECT_EQ(agents_[0].take_verdict()->changes.restarts, 2);
+  agents_[0].offer_round(1, {"192.0.2.1", 4001});
+  agents_[0].propose(1, failed(0, 1));
+  EXPECT_EQ(agents_[0].take_verdict()->changes.restarts, 3);
 }
 
 TEST_F(SpareNodeTest, CannotBeLeftOutOnceTheWorkersOfANodeHaveEnded) {

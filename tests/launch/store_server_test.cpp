@@ -357,6 +357,32 @@ TEST_P(StoreServerTest, MalformedRequestOfAMemberIsDropped) {
   expect_unharmed(*before);
 }
 
+// The first one names round 1, a second one round 2, and then the first one
+// round 1 again, which is gone.
+TEST_P(StoreServerTest, ARoundThatIsNamedTwiceHarmsNobody) {
+  auto before = client();
+  const auto named = [](int64_t round) {
+    return encode(
+        Request{.operation = Request::Operation::for_round, .number = round});
+  };
+  for (const bool calls : {true, false}) {
+    Misbehaving one(raw(), secret());
+    ASSERT_TRUE(one.send(named(1)));
+    EXPECT_NE(one.receive(), "");
+    Misbehaving other(raw(), secret());
+    ASSERT_TRUE(other.send(named(2)));
+    EXPECT_NE(other.receive(), "");
+    ASSERT_TRUE(one.send(named(1)));
+    EXPECT_NE(one.receive(), "");
+    if (!calls) continue;
+    ASSERT_TRUE(
+        one.send(encode(Request{.operation = Request::Operation::worker_call,
+                                .value = bytes_of(WorkerCall{})})));
+    EXPECT_TRUE(one.is_closed());
+  }
+  expect_unharmed(*before);
+}
+
 // Inside TLS, too: what strangers send does not get so far.
 TEST_P(StoreServerTest, DamagedRequestsOfAMemberHarmNobody) {
   using Operation = Request::Operation;

@@ -28,19 +28,17 @@ Announcement::Announcement(const std::string& store_socket, int attempt,
     throw WorkerStoreLost("the workers' store cannot be reached: " +
                           std::generic_category().message(errno));
   }
-  ask();
+  if (given_up_.empty()) {
+    ask();
+    return;
+  }
+  asks_for_end_ = true;
+  send({.operation = WorkerCall::Operation::check,
+        .keys = {training_ended_key(attempt_)}});
 }
 
-void Announcement::ask() {
-  std::erase_if(notice_.places, [&](int place) {
-    return std::ranges::count(given_up_, place) > 0;
-  });
-  if (none_is_left()) return;
-  text_ = text_of(notice_);
-  const std::string bytes = with_length(
-      bytes_of(WorkerCall{.operation = WorkerCall::Operation::compare_set,
-                          .key = generation_key(attempt_, next_),
-                          .value = text_}));
+void Announcement::send(const WorkerCall& call) {
+  const std::string bytes = with_length(bytes_of(call));
   // The socket's buffer is empty, and takes more than one call.
   const ssize_t sent = ::send(socket_.get(), bytes.data(), bytes.size(),
                               MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -49,12 +47,28 @@ void Announcement::ask() {
   }
 }
 
+void Announcement::ask() {
+  std::erase_if(notice_.places, [&](int place) {
+    return std::ranges::count(given_up_, place) > 0;
+  });
+  if (none_is_left()) return;
+  text_ = text_of(notice_);
+  send({.operation = WorkerCall::Operation::compare_set,
+        .key = generation_key(attempt_, next_),
+        .value = text_});
+}
+
 Announcement::State Announcement::look() {
   while (next_ <= most_) {
     if (none_is_left()) return State::none_left;
     try {
       if (const auto message = input_.take()) {
         const WorkerReply reply = parse_worker_reply(*message);
+        if (std::exchange(asks_for_end_, false)) {
+          if (reply.kind == WorkerReply::Kind::done) return State::has_ended;
+          ask();
+          continue;
+        }
         if (reply.kind != WorkerReply::Kind::value) {
           throw WorkerStoreLost("the workers' store takes no key: " +
                                 reply.text);

@@ -6,6 +6,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/message_bytes.h"
 #include "lockstep/worker/healing_place.h"
+#include "lockstep/worker/worker_call.h"
 
 namespace lockstep::internal {
 
@@ -25,8 +26,9 @@ class Announcement {
                int most, GenerationNotice notice,
                std::vector<int> given_up = {});
 
-  // none_left: no place would be left.
-  enum class State { asked, made, none_free, none_left };
+  // none_left: no place would be left. has_ended: a rank has ended its
+  // training, which must not go on without those that are given up.
+  enum class State { asked, made, none_free, none_left, has_ended };
   // Takes the answers that have come. Throws WorkerStoreLost.
   State look();
   // The generation that was announced, once it is made.
@@ -36,6 +38,7 @@ class Announcement {
   int fd() const { return socket_.get(); }
 
  private:
+  void send(const WorkerCall& call);
   void ask();
   bool none_is_left() const {
     return !given_up_.empty() && notice_.places.empty();
@@ -47,6 +50,7 @@ class Announcement {
   const std::vector<int> given_up_;
   std::string text_{};
   int next_;
+  bool asks_for_end_ = false;  // whether a rank has ended its training
   FileDescriptor socket_{};
   MessageBuffer input_{};
 };

@@ -42,6 +42,7 @@ constexpr milliseconds kLostNodeAllowance{5000};
 
 constexpr const char* kNoStore = "the workers have no store of the launcher's";
 constexpr const char* kNoneLeft = "no rank is left";
+constexpr const char* kHasEnded = "a rank has ended its training";
 constexpr const char* kNoneFree =
     "no restart is left, and a healing would count as one";
 std::string no_answer_within(milliseconds time) {
@@ -94,25 +95,28 @@ std::unique_ptr<WorkerStoreService> Attempt::serve_store() {
 int Attempt::take_lost_places() {
   generation_ = plan_.generation;
   if (plan_.lost_node.empty()) return generation_;
-  if (!store_) throw NotHealed(kNoStore);
+  if (!store_) throw NotHealed(kNoStore, generation_);
   const WorkerGroupOptions& workers = parts_.options.workers;
   // The node may have been lost before, for the same reason.
-  const int first = look_for_generations() + 1;
+  const int last = look_for_generations();
+  const auto cannot = [last](const std::string& why) {
+    return NotHealed(why, last);
+  };
   GenerationNotice notice{.cause = plan_.lost_node, .places = places_};
   for (int at = 0; at < workers.nproc_per_node; ++at) {
     const int place = plan_.place.first_rank + at;
     notice.lost.push_back(place);
     if (!places_.empty() && !std::ranges::binary_search(places_, place)) {
-      throw NotHealed("a rank of the node was given up before");
+      throw cannot("a rank of the node was given up before");
     }
   }
   try {
     const auto deadline = Deadline::after(kLostNodeAllowance);
     WorkerStoreLink link(store_socket_, deadline);
     if (link.check({training_ended_key(plan_.restarts_used)}, deadline)) {
-      throw NotHealed("a rank has ended its training");
+      throw cannot(kHasEnded);
     }
-    Announcement announcement(store_socket_, plan_.restarts_used, first,
+    Announcement announcement(store_socket_, plan_.restarts_used, last + 1,
                               workers.max_restarts - plan_.restarts_used,
                               std::move(notice));
     auto state = announcement.look();
@@ -125,11 +129,11 @@ int Attempt::take_lost_places() {
       places_ = announcement.notice().places;
       return announcement.generation();
     }
-    throw NotHealed(state == Announcement::State::none_free
-                        ? std::string(kNoneFree)
-                        : no_answer_within(kLostNodeAllowance));
+    throw cannot(state == Announcement::State::none_free
+                     ? std::string(kNoneFree)
+                     : no_answer_within(kLostNodeAllowance));
   } catch (const WorkerStoreLost& error) {
-    throw NotHealed(error.what());
+    throw cannot(error.what());
   }
 }
 
@@ -226,20 +230,27 @@ void Attempt::end_sparing() {
 
 Attempt::Healing Attempt::heal() {
   if (!store_) return cannot(kNoStore);
-  const bool of_node =
-      heal_ && heal_->announcement ? heal_->of_node : !lost_nodes_.empty();
-  return of_node ? heal_lost_node() : heal_failures();
+  const bool of_nodes =
+      heal_ && heal_->announcement ? heal_->nodes > 0 : !lost_nodes_.empty();
+  return of_nodes ? heal_lost_nodes() : heal_failures();
 }
 
-Attempt::Healing Attempt::heal_lost_node() {
+Attempt::Healing Attempt::heal_lost_nodes() {
   if (!heal_) heal_.emplace(Heal{.until = Deadline::after(kHealAllowance)});
   if (heal_->announcement) return await_answer();
   if (heal_->announce_at && !heal_->announce_at->expired()) return {};
-  heal_->of_node = true;
+  heal_->nodes = lost_nodes_.size();
   heal_->shrinks = true;
+  heal_->kill_hung_at.reset();
   heal_->failures.clear();
-  const LostNode& node = lost_nodes_.front();
-  return announce(node.cause, node.places);
+  std::string cause;
+  std::vector<int> lost;
+  for (const LostNode& node : lost_nodes_) {
+    cause += (cause.empty() ? "" : "; ") + node.cause;
+    lost.insert(lost.end(), node.places.begin(), node.places.end());
+  }
+  std::ranges::sort(lost);
+  return announce(cause, std::move(lost));
 }
 
 Attempt::Healing Attempt::heal_failures() {
@@ -263,6 +274,9 @@ Attempt::Healing Attempt::heal_failures() {
   }
   const bool late = heal_->until.expired();
   if (heal_->announcement) return await_answer();
+  if (heal_->announce_at && heal_->announce_at->expired()) {
+    heal_->announce_at.reset();
+  }
   Healing healing;
   std::vector<WorkerFailure> failures = workers_.failures();
   if (failures.size() < workers_.lost().size()) {
@@ -292,13 +306,13 @@ Attempt::Healing Attempt::heal_failures() {
     healing.begins_to_wait = std::exchange(heal_->tells_of_wait, false);
     return healing;
   }
-  if (heal_->announce_at && !heal_->announce_at->expired()) return healing;
+  if (heal_->announce_at) return healing;
   std::vector<int> lost;
   for (const WorkerFailure& failure : failures) {
     lost.push_back(workers_.place_of(static_cast<size_t>(failure.local_rank)));
   }
   std::ranges::sort(lost);
-  heal_->of_node = false;
+  heal_->nodes = 0;
   heal_->failures = std::move(failures);
   return announce(healing.cause, std::move(lost));
 }
@@ -332,6 +346,8 @@ Attempt::Healing Attempt::await_answer() {
         return cannot(kNoneFree);
       case Announcement::State::none_left:
         return cannot(kNoneLeft);
+      case Announcement::State::has_ended:
+        return cannot(kHasEnded);
       case Announcement::State::made:
         return begin_generation();
       case Announcement::State::asked:
@@ -368,16 +384,19 @@ int Attempt::look_for_generations() {
   } catch (const WorkerStoreLost&) {
     // Then those count that this node knows.
   }
-  return generation_;
+  return generation();
 }
 
 Attempt::Healing Attempt::begin_generation() {
   const Announcement& made = *heal_->announcement;
-  Healing healing{.cause = made.notice().cause, .is_announced = true};
+  Healing healing{.cause = made.notice().cause,
+                  .is_announced = true,
+                  .shrinks = heal_->shrinks};
   generation_ = made.generation();
   places_ = made.notice().places;
   workers_.keep_places(places_);
-  if (heal_->of_node) lost_nodes_.erase(lost_nodes_.begin());
+  lost_nodes_.erase(lost_nodes_.begin(),
+                    lost_nodes_.begin() + static_cast<int64_t>(heal_->nodes));
   for (const WorkerFailure& failure : heal_->failures) {
     const auto place = static_cast<size_t>(failure.local_rank);
     publishers_[place] = 0;
@@ -394,6 +413,8 @@ Attempt::Healing Attempt::begin_generation() {
   heal_.reset();
   if (has_lost_ranks()) {  // the others wait for the next generation
     heal_.emplace(Heal{.until = Deadline::after(kHealAllowance),
+                       .kill_hung_at = Deadline::after(
+                           parts_.options.failure_shutdown_timeout),
                        .announce_at = Deadline::after(milliseconds(0)),
                        .tells_of_wait = false});
   }
@@ -489,6 +510,10 @@ void Attempt::add_poll_entries(std::vector<pollfd>& entries) const {
 std::optional<Deadline> Attempt::due() const {
   if (!has_begun_ || !goes_on()) return std::nullopt;
   if (stop_) return earliest({stop_->kill_at, stop_->spared_until});
+  // All were given up: watch() has nothing to do.
+  if (workers_.running() == 0 && !heal_ && lost_nodes_.empty()) {
+    return std::nullopt;
+  }
   std::optional<Deadline> first;
   if (heal_ && heal_->announcement) {
     first = heal_->answer_until;

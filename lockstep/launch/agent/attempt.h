@@ -62,9 +62,10 @@ struct AgentParts {
 class Attempt : public Pollable {
  public:
   // The workers of this node cannot take the places of those of a lost node.
-  class NotHealed : public std::runtime_error {
-   public:
-    using std::runtime_error::runtime_error;
+  struct NotHealed : std::runtime_error {
+    NotHealed(const std::string& why, int last_generation)
+        : std::runtime_error(why), generation(last_generation) {}
+    const int generation;  // of the attempt, as far as this node knows
   };
 
   // Starts the workers, which wait in init_process_group() until begin(): those
@@ -132,6 +133,7 @@ class Attempt : public Pollable {
     std::string cause{};                  // in one line
     std::vector<HealedFailure> healed{};  // now
     bool is_announced = false;            // now
+    bool shrinks = false;                 // the places are given up
     // If this text is not empty, the failure cannot be healed, and the attempt
     // must be stopped.
     std::string why_not{};
@@ -146,8 +148,10 @@ class Attempt : public Pollable {
   int look_for_generations();
 
   // The workers' calls go over `line` from now on
-  // (WorkerStoreService::renew()).
+  // (WorkerStoreService::renew()), to a store that does not have the keys of
+  // earlier generations.
   void renew_line(std::shared_ptr<StoreLine> line) {
+    generation_ = generation();
     if (store_) store_->renew(std::move(line));
   }
 
@@ -186,13 +190,13 @@ class Attempt : public Pollable {
     // and when the announcement is.
     std::vector<WorkerFailure> failures{};
     bool shrinks = false;
-    bool of_node = false;  // it is about the first of lost_nodes_
+    size_t nodes = 0;  // it is about so many of lost_nodes_
     std::optional<Announcement> announcement{};
     std::optional<Deadline> answer_until{};
   };
 
   Healing heal_failures();
-  Healing heal_lost_node();
+  Healing heal_lost_nodes();
   // Announces the next generation, in which the places `lost` are given up
   // (Heal::shrinks), or taken by standby processes once that is done.
   Healing announce(const std::string& cause, std::vector<int> lost);

@@ -265,6 +265,7 @@ bool LocalAgent::begin_attempt(const RoundPlan& plan) {
     verdict.exit_code = kSystemError;
     verdict.text = plan.lost_node + ", and " + node_name() +
                    " cannot take its place: " + error.what();
+    round_.generation = error.generation;
     propose(verdict);
     await_verdict();
     return false;
@@ -293,8 +294,6 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     // First: a worker may have ended before its attempt was this one.
     reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
     attempt_->watch();
-    tell_of_healing();
-    tell_of_given_up();
     look_for_causes();
     look_for_snapshot();
     place_->world_size = workers.world_size();
@@ -308,6 +307,8 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
       }
       stop_after_failure();
     }
+    tell_of_healing();
+    tell_of_given_up();
     propose_failure();
     serve_guardian();
     serve_job();
@@ -321,8 +322,8 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     round_.failures = workers.failures();
   }
   set_verdict_of_workers();
+  if (job_) job_->note_generation(round_.generation, /*goes_on=*/false);
   attempt_.reset();
-  if (job_) job_->note_generation(std::nullopt);
   if (round_.plan) round_.plan->line.reset();
 }
 
@@ -334,9 +335,7 @@ void LocalAgent::tell_of_healing() {
   const bool heals = !attempt_->stopping() && workers.all_heal_fully();
   const bool are_all_left =
       workers.world_size() == round_.plan->place.world_size;
-  job_->note_generation(heals && are_all_left
-                            ? std::optional(attempt_->generation())
-                            : std::nullopt);
+  job_->note_generation(attempt_->generation(), heals && are_all_left);
   if (!heals || round_.has_told_of_healing || !round_.plan->lost_node.empty()) {
     return;
   }
@@ -378,7 +377,7 @@ bool LocalAgent::heal() {
         (places.empty() ? " takes the place of rank " : " that of rank ") +
         std::to_string(one.failure.rank);
   }
-  if (places.empty()) {
+  if (healing.shrinks) {
     const int left = attempt_->workers().world_size();
     places = "; the job goes on with " + std::to_string(left) +
              (left == 1 ? " rank" : " ranks");
@@ -832,6 +831,7 @@ void LocalAgent::offer_round() {
         StorePort::hold_for_nodes(joined_->reachable_host, round_.number > 0);
     offer = {joined_->master_addr, round_.port->port()};
   }
+  job_->note_generation(0, /*goes_on=*/false);
   job_->offer_round(round_.number, offer);
 }
 
@@ -895,10 +895,14 @@ void LocalAgent::forward_ending(int signal) {
 void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   ending_signal_ = signal;
   if (running() == 0) {
-    if (job_)
+    // All workers were given up, or wait for a standby process.
+    const bool stops = attempt_ && attempt_->goes_on() && !attempt_->stopping();
+    if (stops) attempt_->stop_by_signal(signal);
+    if (job_ || stops)
       report_(text + (leaves_ ? " makes this node leave the job"
-                      : job_->is_spare() && !joined_ ? " ends this spare node"
-                                                     : " ends the job"));
+                      : job_ && job_->is_spare() && !joined_
+                          ? " ends this spare node"
+                          : " ends the job"));
     return;
   }
   if (attempt_->stopping()) return attempt_->end_sparing();

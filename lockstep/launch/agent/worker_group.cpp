@@ -554,7 +554,6 @@ std::vector<WorkerStatus> WorkerGroup::statuses() const {
   std::vector<WorkerStatus> all;
   for (size_t at = 0; at < workers_.size(); ++at) {
     const ChildProcess& process = workers_[at].process;
-    if (workers_[at].stage == Worker::Stage::kept) continue;
     WorkerStatus status;
     status.local_rank = static_cast<int>(at);
     status.rank = is_own(at) ? rank_of(at) : -1;
@@ -605,6 +604,7 @@ NamedRanks WorkerGroup::named_ranks() const {
 void WorkerGroup::look_for_causes(const NamedRanks& named) {
   named_elsewhere_ = named;
   for (size_t at = 0; at < workers_.size(); ++at) {
+    if (!is_own(at)) continue;
     const auto record = read_error_file(workers_[at].error_file);
     const int rank = rank_of(at);
     if (record.kind == FailureKind::cause

@@ -434,10 +434,9 @@ bool JobMember::move_on(const NodeProtocol& protocol,
 bool JobMember::go_on(const NodeProtocol& protocol, const std::string& loss,
                       size_t endpoint) {
   auto running = protocol.running_round();
-  const int generation = generation_;
-  if (!may_move() || !running || generation < 0) return false;
+  if (!may_move() || !running || !goes_on_) return false;
   running->loss = loss;
-  running->generation = generation;
+  running->generation = generation_;
   post(Notice{loss + "; the workers go on, and the nodes meet at " +
               endpoints_[endpoint].text()});
   EarlierRounds& earlier = options_.node.earlier = protocol.earlier();
@@ -476,7 +475,10 @@ bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
   verdict.kind = elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.exit_code = kSystemError;
   // Between two rounds no workers run that would have to start again.
-  if (protocol.runs()) earlier.changes = verdict.after(earlier.changes);
+  if (protocol.runs()) {
+    verdict.healings = generation_;
+    earlier.changes = verdict.after(earlier.changes);
+  }
   verdict.changes = earlier.changes;
   verdict.moves = !verdict.ends_job(limits());
   if (verdict.moves) {
@@ -755,9 +757,10 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
     const bool last = stopping();
     note_progress();
     run_commands(protocol);
+    protocol.note_healings(generation_);
     protocol.beat(Clock::now());
     if (store_host_.empty()) store_host_ = protocol.name_of_store_host();
-    if (auto notice = protocol.take_notice()) post(Notice{*notice});
+    while (auto notice = protocol.take_notice()) post(Notice{*notice});
     if (auto plan = protocol.take_plan()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
@@ -787,7 +790,7 @@ bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
                      "(--max-membership-changes)") +
           ", " + name_place()});
     }
-    if (auto node = protocol.take_lost_node()) post(*node);
+    while (auto node = protocol.take_lost_node()) post(*node);
     if (auto named = protocol.take_question()) post(CauseWanted{*named});
     if (auto wait = protocol.take_wait()) post(NodesWait{*wait});
     if (auto verdict = protocol.take_verdict()) {

@@ -140,10 +140,11 @@ class JobMember {
   void report_healing();
   void report_success();
   void report_given_up();
-  // Says whether the workers of this node can go on if the store is lost with
-  // its host: the last generation that they know, or nothing.
-  void note_generation(std::optional<int> generation) {
-    generation_ = generation.value_or(-1);
+  // Says which is the last generation of the round that this node knows, and
+  // whether its workers can go on if the store is lost with its host.
+  void note_generation(int generation, bool goes_on) {
+    generation_ = generation;
+    goes_on_ = goes_on;
   }
   // See NodeProtocol::ask_for_cause().
   void ask_for_cause(NamedRanks named);
@@ -224,7 +225,8 @@ class JobMember {
   AwakeClock awake_{options_.node.keep_alive.longest_step()};
   std::atomic<bool> was_silent_{false};   // so the store was given up
   std::atomic<bool> ends_anyway_{false};  // this member, without an answer
-  std::atomic<int> generation_{-1};       // of note_generation()
+  std::atomic<int> generation_{0};        // both of note_generation()
+  std::atomic<bool> goes_on_{false};
   // Both for the thread: this node has no rank yet; SpareWaits was posted.
   bool spare_ = options_.node.is_spare;
   bool spare_waits_ = false;

@@ -402,7 +402,9 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   members_.clear();
   excluded_ = false;
   plan_given_ = false;
+  healings_ = 0;
   lost_.clear();
+  lost_nodes_.clear();
   write_offer(offer, 0);
   const int64_t offers = store_.add(round_key(round, "offers"), 1);
   if (!self_.elastic() && offers >= self_.nnodes &&
@@ -610,7 +612,8 @@ std::optional<NamedRanks> NodeProtocol::take_question() {
 void NodeProtocol::propose(int round, const Verdict& verdict) {
   require_own_rank();
   Verdict counted = verdict;
-  counted.changes = verdict.after(changes_);
+  if (round == round_) counted.healings = std::max(counted.healings, healings_);
+  counted.changes = counted.after(changes_);
   store_.set_if_absent(round_key(round, "verdict"), verdict_text(counted));
 }
 
@@ -696,7 +699,7 @@ bool NodeProtocol::others_have_departed() {
     }
   }
   // A node that declined without joining has no rank and is not waited for.
-  return joined == 0 && !a_spare_waits() &&
+  return joined == 0 && free_spares() <= 0 &&
          (!declined_ || departed >= job_nnodes_ - 1);
 }
 

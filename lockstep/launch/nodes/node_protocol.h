@@ -269,6 +269,9 @@ class NodeProtocol {
   // A worker of this node has written a snapshot since take_wait() returned a
   // text.
   void report_snapshot();
+  // How many generations round() has had after the first, as far as this node
+  // knows: its verdict counts them.
+  void note_healings(int healings) { healings_ = healings; }
   // Ends `round` with `verdict` unless the round has one already. Sets
   // Verdict::changes. Throws RankTaken if this node was given up and the round
   // goes on.
@@ -359,7 +362,8 @@ class NodeProtocol {
   void wait_as_spare();
   void wait_for_members();
   void remove_spare_key();
-  bool a_spare_waits();
+  int free_spares();
+  bool was_given_up(int node_rank);
   bool may_go_on_without(int node_rank, std::string& text);
   void go_on_without(int node_rank, const std::string& text);
   std::vector<int> places_of(int node_rank) const;
@@ -428,6 +432,7 @@ class NodeProtocol {
   // what take_lost_node() has not returned yet.
   std::vector<int> given_up_{};
   std::vector<LostNode> lost_nodes_{};
+  int healings_ = 0;  // of note_healings()
   // On the host of the store, if a round goes on there: until when its members
   // may come.
   std::optional<Clock::time_point> gathers_until_{};

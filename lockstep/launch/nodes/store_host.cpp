@@ -19,16 +19,21 @@ using std::chrono::milliseconds;
 
 }  // namespace
 
-bool NodeProtocol::a_spare_waits() {
+// Returns how many spare nodes wait for which no lost node does.
+int NodeProtocol::free_spares() {
   const int64_t spares = store_.add(kSparesKey, 0);
-  if (spares == 0 || !accepted_) return false;
+  if (spares == 0 || !accepted_) return 0;
   const auto accepted = accepted_();
+  int count = 0;
   for (int64_t number = 0; number < spares; ++number) {
     const auto connection =
         store_.get(kStorePrefix + "spare/" + std::to_string(number));
-    if (connection && accepted.contains(*connection)) return true;
+    count += connection && accepted.contains(*connection);
   }
-  return false;
+  for (const auto& [rank, lost] : lost_) {
+    count -= !store_.check(node_key("node", rank));
+  }
+  return count;
 }
 
 // Begins the round or looks at its members, on the host of the store.
@@ -241,7 +246,7 @@ void NodeProtocol::look_for_replacements(Clock::time_point now) {
 bool NodeProtocol::may_go_on_without(int node_rank, std::string& text) {
   if (!self_.heals || self_.elastic() || !is_member(node_rank) || !runs() ||
       store_.check(round_key(round_, "verdict")) ||
-      (!self_.shrinks && !a_spare_waits())) {
+      (!self_.shrinks && free_spares() <= 0)) {
     return false;
   }
   if (store_.add(round_key(round_, "heals"), 0) !=
@@ -251,14 +256,23 @@ bool NodeProtocol::may_go_on_without(int node_rank, std::string& text) {
         "or has state that no other rank has";
     return false;
   }
-  const auto given_up = std::ranges::count_if(members_, [&](int rank) {
-    return store_.check(round_key(round_, given_up_leaf(rank)));
-  });
+  const auto given_up = std::ranges::count_if(
+      members_, [&](int rank) { return was_given_up(rank); });
   if (store_.add(round_key(round_, "succeeded"), 0) > given_up) {
     text += "; this is not healed: the workers of a node have ended";
     return false;
   }
+  if (given_up + !was_given_up(node_rank) ==
+      static_cast<int64_t>(members_.size())) {
+    text += "; this is not healed: no rank is left";
+    return false;
+  }
   return true;
+}
+
+// Whether the round goes on without all workers of this node.
+bool NodeProtocol::was_given_up(int node_rank) {
+  return store_.check(round_key(round_, given_up_leaf(node_rank)));
 }
 
 std::optional<std::string> NodeProtocol::loss_of(
@@ -316,7 +330,9 @@ void NodeProtocol::give_up(int node_rank, const std::string& loss,
                 store_.check(
                     round_key(round_, "node/" + std::to_string(node_rank)));
   if (takes_part && may_go_on_without(node_rank, text)) {
-    if (!a_spare_waits()) return go_on_without(node_rank, text);
+    if (was_given_up(node_rank) || free_spares() <= 0) {
+      return go_on_without(node_rank, text);
+    }
     lost_[node_rank] = {.text = text, .until = now + kReplacedWithin};
     store_.set(round_key(round_, loss_leaf(node_rank)),
                record_text(json{{"text", text}, {"generation", 0}}));
@@ -344,9 +360,8 @@ void NodeProtocol::go_on_without(int node_rank, const std::string& text) {
       node_key("node", node_rank),
       record_text(json{{"host", "given up"}, {"pid", 0}, {"id", "given up"}}));
   forget(node_rank);
-  const std::string where = round_key(round_, given_up_leaf(node_rank));
-  if (store_.check(where)) return;  // its workers were given up before
-  store_.set(where, "1");
+  if (was_given_up(node_rank)) return;
+  store_.set(round_key(round_, given_up_leaf(node_rank)), "1");
   store_.add(round_key(round_, "succeeded"), 1);
   lost_nodes_.push_back({text, places_of(node_rank)});
 }

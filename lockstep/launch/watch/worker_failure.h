@@ -62,9 +62,8 @@ struct WorkerFailure {
   ErrorRecord error{};  // empty if it wrote none
   // The frames of the thread that a fatal signal ended (worker/error_file.h),
   // or of the main thread if it hung, the innermost first; empty if it wrote
-  // none.
-  // Of the thread that failed, the innermost first: frame_line()
-  // (native_stack.h), or the same for people (SourceFinder::texts()).
+  // none. A frame is frame_line() (native_stack.h), or the same for people
+  // (SourceFinder::texts()).
   std::vector<std::string> stack{};
   std::filesystem::path folder{};  // of its files, below that of the attempt
   std::vector<LogTail> logs{};     // of those that are not empty
@@ -94,7 +93,7 @@ struct HealedFailure {
 // that a signal killed, then the lower rank.
 bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 
-// Reads an error file of torchrun's form: Lockstep's (base/error_file.h), or
+// Reads an error file of torchrun's form: Lockstep's (worker/error_file.h), or
 // what Python's @record writes, which has no "time_ns" and no "kind", or is
 // just {"message": "..."}. The message is shortened to 2,000 characters and its
 // control characters are replaced. The result is empty if there is no such

@@ -329,9 +329,9 @@ void StoreServer::serve_workers(Connection& connection,
   connection.output += encode(Reply{});
 }
 
-void StoreServer::leave_round(const Connection& connection) {
+void StoreServer::leave_round(Connection& connection) {
   if (!connection.round) return;
-  const auto found = rounds_.find(*connection.round);
+  const auto found = rounds_.find(*std::exchange(connection.round, {}));
   found->second.table.forget_relay(connection.id);
   found->second.relays.erase(connection.id);
   if (found->second.relays.empty()) rounds_.erase(found);

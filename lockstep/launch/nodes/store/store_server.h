@@ -114,7 +114,7 @@ class StoreServer : private EpollServer {
   void end_wait(Connection& connection);
   void serve_workers(Connection& connection, const Request& request);
   void answer_worker(Connection& connection, const Request& request);
-  void leave_round(const Connection& connection);
+  void leave_round(Connection& connection);
   void tell_waiters(const std::string& key);
   void set_due(Connection& connection);
   void await_events(Connection& connection, uint32_t events) {
