@@ -36,10 +36,9 @@ int main() {
   lockstep::optim::AdamW optimizer(model->parameters());
 
   lockstep::TrainingState state{.model = model.module(),
-                                .optimizer = &optimizer};
-  if (lockstep::load_snapshot(kFolder, state)) {
-    sampler.load_state_dict(state.sampler_state);
-  }
+                                .optimizer = &optimizer,
+                                .items = {{"sampler", sampler}}};
+  lockstep::load_snapshot(kFolder, state);
   const int64_t first = state.step;
   lockstep::SnapshotSaver saver(kFolder, state,
                                 {.every_steps = 20, .keep_last = 2});
@@ -52,15 +51,11 @@ int main() {
       optimizer.step();
       ++state.step;
       if (state.step == 50) std::raise(SIGTERM);
-      if (saver.is_due()) {
-        state.sampler_state = sampler.state_dict();
-        saver.save();  // copies; a thread writes the copy
-      }
+      if (saver.is_due()) saver.save();  // copies; a thread writes the copy
       if (saver.stop_requested()) break;
     }
     if (!saver.stop_requested()) state.epochs_run = epoch;
   }
-  if (!saver.stop_requested()) state.sampler_state = {};
   saver.finish();  // saves the end, unless it is saved
 
   if (lockstep::get_rank() != 0) return 0;

@@ -146,9 +146,10 @@ void train(const Options& options) {
   lockstep::DistributedDataParallel<Net> model(net);
   torch::optim::Adam optimizer(net->parameters(), options.lr);
 
-  lockstep::DistributedSampler sampler(digits.train, {.seed = options.seed});
   // With drop_last an epoch is the same for any number of ranks: it leaves out
   // the last, smaller batch, and no sample is repeated to even the ranks out.
+  lockstep::DistributedSampler sampler(
+      digits.train, {.seed = options.seed, .drop_last = true});
   lockstep::DataLoader loader(
       digits.train, sampler,
       {.batch_size = options.batch_size / ranks, .drop_last = true});

@@ -44,7 +44,7 @@ struct Options {
   int64_t layers = 6, heads = 6, width = 192;
   int64_t context = 128;      // tokens of a sequence
   int64_t batch_size = 16;    // sequences of a step, all ranks together
-  int64_t micro_batches = 0;  // 0 means twice as many as stages, or 1
+  int64_t micro_batches = 0;  // 0 means 2 for each rank of the pipeline, or 1
   int64_t steps = 300;
   double lr = 2e-3;
   int64_t seed = 0;
@@ -435,7 +435,7 @@ void write_report(const std::string& path, const Outcome& outcome) {
 int64_t peak_memory() {
   auto own = torch::tensor(lockstep::max_memory_allocated());
   auto shared = torch::tensor(lockstep::max_shared_memory_allocated());
-  lockstep::all_reduce(own, {.op = c10d::ReduceOp::MAX});
+  lockstep::all_reduce(own, {.op = lockstep::ReduceOp::MAX});
   lockstep::all_reduce(shared);
   return own.item<int64_t>() +
          shared.item<int64_t>() / lockstep::get_world_size();

@@ -4,7 +4,8 @@
 // divided by layer or within a layer (lockstep/model_parallel.h), and those
 // that few programs need: comm/register_backend.h, comm/mpi/communicator.h, and
 // process_count.h, usable_cores.h and visible_gpus.h of launch/process. Each
-// header documents what it declares.
+// header documents what it declares; if it does not name threads, one at a time
+// may use an object.
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"

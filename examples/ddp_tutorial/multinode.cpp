@@ -4,7 +4,7 @@
 // endpoint:
 //
 //   build/bin/lockstep run --nnodes=2 --node-rank=R --rdzv-id=456
-//       --rdzv-backend=c10d --rdzv-endpoint=[::1]:29603 --nproc_per_node=8
+//       --rdzv-backend=c10d --rdzv-endpoint=HOST:29603 --nproc_per_node=8
 //       build/bin/multinode 50 10
 //
 // prints, from each of the 16 ranks,

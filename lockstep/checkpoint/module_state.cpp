@@ -83,7 +83,8 @@ bool fits(const at::Tensor& given, const at::Tensor& own, bool convert) {
 }
 
 // Throws if LibTorch would not copy values into the tensor.
-void require_writable(const std::string& name, const at::Tensor& tensor) {
+void require_writable_tensor(const std::string& name,
+                             const at::Tensor& tensor) {
   const bool overlaps = tensor.layout() == at::kStrided &&
                         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
   if (!overlaps &&
@@ -123,7 +124,7 @@ namespace internal {
 
 void require_writable(const torch::nn::Module& module) {
   for (const ModuleTensor& tensor : tensors_of(module)) {
-    lockstep::require_writable(tensor.name, tensor.tensor);
+    require_writable_tensor(tensor.name, tensor.tensor);
   }
 }
 
@@ -174,7 +175,7 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
       different.push_back(name + " (snapshot " + describe(found->second) +
                           ", model " + describe(tensor) + ")");
     } else {
-      lockstep::require_writable(name, tensor);
+      require_writable_tensor(name, tensor);
       made.copies.emplace_back(found->second, tensor);
     }
   }

@@ -4,6 +4,8 @@
 #include <c10/core/GeneratorImpl.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -29,13 +31,22 @@ namespace lockstep::internal {
 
 // Exchanges of texts by the keys "lockstep/save/ID/SAVE/CALL/RANK" of the
 // group's store. A rank that gave up a save has made fewer calls in it than the
-// others, so calls are counted anew in each save.
+// others, so calls are counted anew in each save. It does not look at the group
+// later, whose ranks may get other numbers meanwhile (reconfigure()).
 class Ranks::StoreTexts {
  public:
-  StoreTexts(ProcessGroupPtr group, const std::string& id)
-      : group_(std::move(group)),
-        store_(inside(group_).store()),
+  StoreTexts(const ProcessGroup& group, c10::intrusive_ptr<c10d::Store> store,
+             const std::string& id)
+      : rank_(group.rank()),
+        global_ranks_(group.global_ranks()),
+        timeout_(group.timeout()),
+        store_(std::move(store)),
         prefix_("lockstep/save/" + id + "/") {}
+
+  size_t rank() const { return static_cast<size_t>(rank_); }
+  size_t size() const { return global_ranks_.size(); }
+
+  void give_up() { given_up_ = true; }
 
   void begin_save(uint64_t number) {
     save_ = number;
@@ -53,15 +64,20 @@ class Ranks::StoreTexts {
     }
     const std::string prefix =
         prefix_ + std::to_string(save_) + "/" + std::to_string(++calls_) + "/";
-    own_keys_.push_back(prefix + std::to_string(group_->rank()));
-    return gather_texts({.store = *store_,
-                         .rank = group_->rank(),
-                         .global_ranks = group_->global_ranks()},
-                        prefix, text, Deadline::after(group_->timeout()));
+    own_keys_.push_back(prefix + std::to_string(rank_));
+    return gather_texts(
+        {.store = *store_, .rank = rank_, .global_ranks = global_ranks_},
+        prefix, text, Deadline::after(timeout_), [this] {
+          if (!given_up_) return;
+          throw c10::DistBackendError("a rank was lost during the save");
+        });
   }
 
  private:
-  const ProcessGroupPtr group_;
+  const int rank_;
+  const std::vector<int> global_ranks_;
+  const std::chrono::milliseconds timeout_;
+  std::atomic<bool> given_up_{false};
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;
   uint64_t save_ = 0;
@@ -74,10 +90,14 @@ Ranks Ranks::through_store() const {
   if (size() > 1 && !are_imagined()) {
     // Rank 0's number tells this exchange from others of the group.
     const auto number = c10::detail::getNonDeterministicRandom();
-    other.store_ =
-        std::make_shared<StoreTexts>(group_, share(std::to_string(number), 0));
+    other.store_ = std::make_shared<StoreTexts>(
+        *group_, inside(group_).store(), share(std::to_string(number), 0));
   }
   return other;
+}
+
+void Ranks::give_up() const {
+  if (store_) store_->give_up();
 }
 
 void Ranks::begin_save(uint64_t number) const {
@@ -87,15 +107,17 @@ void Ranks::begin_save(uint64_t number) const {
 Ranks::Ranks(ProcessGroupPtr group) : group_(group_if_any(std::move(group))) {}
 
 size_t Ranks::rank() const {
+  if (store_) return store_->rank();
   return group_ ? static_cast<size_t>(group_->rank()) : 0;
 }
 
 size_t Ranks::size() const {
+  if (store_) return store_->size();
   return group_ ? static_cast<size_t>(group_->size()) : 1;
 }
 
 bool Ranks::are_imagined() const {
-  return size() > 1 && imagines_peers(*group_);
+  return !store_ && size() > 1 && imagines_peers(*group_);
 }
 
 std::vector<at::Tensor> Ranks::gather(const at::Tensor& mine) const {

@@ -17,8 +17,8 @@
 namespace lockstep::internal {
 
 // The ranks that save or load a snapshot together. Without a group that is this
-// process alone. All functions but rank(), size(), are_imagined(), begin_save()
-// and to_first() are collective.
+// process alone. All functions but rank(), size(), are_imagined(),
+// begin_save(), give_up() and to_first() are collective.
 class Ranks {
  public:
   // Null means the default group, if there is one.
@@ -27,9 +27,13 @@ class Ranks {
   // Returns the same ranks, whose gather_objects() and share() go through the
   // group's store. So they do not count among the group's collectives, and
   // another thread may make them meanwhile; it waits in them as long as the
-  // group's timeout, and learns within a second if a rank is gone. Collective.
-  // gather(), any() and to_first() must not be called.
+  // group's timeout, and learns within a second if a rank is gone. They stay as
+  // they are if the group's ranks get other numbers. Collective. gather(),
+  // any() and to_first() must not be called.
   Ranks through_store() const;
+  // Ends what another thread waits for through the store, with an error, and
+  // all that it would wait for.
+  void give_up() const;
 
   // Begins the exchanges of a save, if they go through the store: from now on
   // they do not meet those of other saves, in which a rank may have made fewer

@@ -189,6 +189,7 @@ class SnapshotSaver::Impl {
   // A new process has made its saver anew. All ranks must find the same saves
   // due, and exchange texts at the new generation's part of the store.
   void begin_again() {
+    ranks_of_thread_.give_up();
     wait();
     const auto agreed = ranks_.any({seen_step_, stop_requested_ ? 1 : 0});
     seen_step_ = agreed[0];

@@ -24,7 +24,7 @@ void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code);
 // Adds `lockstep doctor`, which looks at this host and says what a job would
 // find missing or slow there (docs/doctor.md). Takes some seconds: it starts
 // programs that link LibTorch. `exit_code` becomes 0 if no check fails,
-// otherwise 1 (launch/exit_code.h).
+// otherwise 1 (launch/process/exit_code.h).
 void add_doctor_command(CLI::App& app, int& exit_code);
 
 // Adds the command `lockstep inspect flight FILE...` to `app`. It finds the

@@ -36,8 +36,8 @@ struct InitProcessGroupOptions {
   // How long init_process_group waits for the other ranks, and the timeout of
   // every collective that is given none. Lower it if a hang should be noticed
   // sooner; raise it if one rank may work for long while the others wait. More
-  // than 0; what is longer than 24 days means 24 days. None means 30 minutes,
-  // as in Python.
+  // than 0; what is longer than 24 days means 24 days. None means 30 minutes
+  // (as in Python, but for NCCL, where Python takes 10).
   std::optional<std::chrono::milliseconds> timeout{};
 
   // The number of ranks, and the rank of this process. For tcp://, file:// and

@@ -33,8 +33,8 @@ WorkPtr start_send(const char* operation, const at::Tensor& tensor, int dst,
   internal::Call call(operation, options.group, options.timeout);
   internal::require_dense(call, "the tensor", tensor);
   require_tag(call, options.tag);
+  auto& backend = call.backend(tensor);  // first: the group may be lost
   const int peer = require_peer(call, "dst", dst);
-  auto& backend = call.backend(tensor);
   internal::Buffers buffers(call);
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::read)};
   return internal::run_message(
@@ -50,9 +50,9 @@ WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
   internal::require_dense(call, "the tensor", tensor);
   require_tag(call, options.tag);
   const auto group = call.group;
+  auto& backend = call.backend(tensor);
   const int peer =
       src == kAnySource ? kAnySource : require_peer(call, "src", src);
-  auto& backend = call.backend(tensor);
   internal::Buffers buffers(call);
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::write)};
   WorkPtr work;
@@ -167,8 +167,8 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
     // All are checked before the first is started.
     internal::require_dense(call, "a tensor of the list", op.tensor);
     require_tag(call, op.tag);
-    require_peer(call, "peer", op.peer);
     call.backend(op.tensor);
+    require_peer(call, "peer", op.peer);
     if (op.op == P2POp::Kind::irecv) received.push_back(op.tensor);
   }
   internal::require_apart(call, received);

@@ -7,9 +7,9 @@
 // torch.distributed.elastic.multiprocessing.errors.record (PyTorch
 // documentation, "Error Propagation").
 //
-// The launcher names a file in TORCHELASTIC_ERROR_FILE; base/error_file.h says
-// what is written there. It tells a *cause* from an *echo*: the failure of a
-// rank that could not go on without a peer that had failed before. So a job's
+// The launcher names a file in TORCHELASTIC_ERROR_FILE; worker/error_file.h
+// says what is written there. It tells a *cause* from an *echo*: the failure of
+// a rank that could not go on without a peer that had failed before. So a job's
 // report begins with the rank that failed first.
 //
 // Three things are written without the program's doing: an exception that

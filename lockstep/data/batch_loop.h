@@ -62,6 +62,7 @@ void check_tensors_are_found(const DataLoaderOptions& options, bool are_found);
 [[noreturn]] void throw_timeout(const DataLoaderOptions& options,
                                 int64_t batch);
 [[noreturn]] void throw_still_running();
+[[noreturn]] void throw_loader_gone();
 
 // LibTorch's samplers are refused: they know neither the ranks (each rank would
 // train on everything, or on what its own seed gives) nor how far the loop has
@@ -177,6 +178,8 @@ class BatchLoop {
   const BatchTransfer transfer_;
   bool looping_ = false;
   int64_t passes_ = 0;  // that have begun
+  // A pass may outlive its loader: it finds out by this.
+  const std::shared_ptr<const void> life_ = std::make_shared<char>();
   // Declared last, so that its threads end before what they read is destroyed.
   std::optional<OrderedPrefetch<Item>> prefetch_;
 };
@@ -206,7 +209,7 @@ struct BatchLoop<Dataset, Collate>::Pass {
 
   // At the end of the loop, so that `it = loader.begin()` begins the next one.
   void leave() {
-    if (!std::exchange(is_running, false)) return;
+    if (!std::exchange(is_running, false) || life.expired()) return;
     loader.looping_ = false;
     if (!loader.prefetch_) return;
     if (is_stuck) {
@@ -217,6 +220,7 @@ struct BatchLoop<Dataset, Collate>::Pass {
   }
 
   void advance() {
+    if (life.expired()) throw_loader_gone();
     current.reset();  // before making the next: one batch less in memory
     if (delivered == plan->batches()) {
       done = true;
@@ -241,6 +245,7 @@ struct BatchLoop<Dataset, Collate>::Pass {
   }
 
   BatchLoop& loader;
+  const std::weak_ptr<const void> life = loader.life_;
   std::shared_ptr<const PassPlan> plan;
   int64_t delivered = 0;
   bool is_running = true;

@@ -103,6 +103,12 @@ void throw_still_running() {
       "or make a second loader with a sampler of its own");
 }
 
+void throw_loader_gone() {
+  throw std::logic_error(
+      "DataLoader: the loader of this loop does not exist any more; make it "
+      "outside of the loop over it");
+}
+
 void throw_failed_sample(int64_t batch, size_t index) {
   throw DataLoaderError(
       "DataLoader: the dataset failed at sample " + std::to_string(index) +

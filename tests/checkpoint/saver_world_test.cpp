@@ -3,15 +3,22 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <numeric>
+#include <stdexcept>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/reconfigure.h"
+#include "lockstep/worker/healing_place.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/asleep.h"
 #include "tests/harness/message_of.h"
@@ -26,6 +33,52 @@ using std::chrono::milliseconds;
 
 std::string saver_path(const World& world, const std::string& name) {
   return (world.folder / name).string();
+}
+
+// The last rank is lost before it has written its part, and the others go on
+// without it when they have written theirs.
+WORLD_TEST(SaverWorld, ASaveOfMoreRanksEndsWhenSomeAreLost, 2, 3) {
+  struct Leaves {};
+  ::setenv(kHealVariable, "1", 1);
+  const std::string path = saver_path(world, "fewer/");
+  const bool leaves = world.rank == world.size - 1;
+  std::atomic<bool> are_fewer = false;
+  std::vector<std::string> errors;
+  try {
+    const auto group = init_process_group();
+    ShardedRun run;
+    SnapshotSaver saver(
+        path, run.state,
+        {.on_saved =
+             [&](const SavedSnapshot& saved) { errors.push_back(saved.error); },
+         .on_progress =
+             [&](const SnapshotProgress&) {
+               // As if this thread had died.
+               if (leaves) throw std::runtime_error("lost");
+               are_fewer.wait(false);
+             }});
+    run.set(1);
+    saver.save();
+    if (leaves) throw Leaves();
+    std::vector<int> left(static_cast<size_t>(world.size - 1));
+    std::iota(left.begin(), left.end(), 0);
+    reconfigure({.uuid = "fewer", .members = left});
+    are_fewer = true;
+    are_fewer.notify_all();
+    run_reconfigured();
+    EXPECT_FALSE(std::filesystem::exists(path + "latest"));
+    run.set(2);
+    saver.save();
+    saver.wait();
+    ASSERT_EQ(errors.size(), 2U);
+    EXPECT_NE(errors[0], "");
+    EXPECT_EQ(errors[1], "");
+    ShardedRun loaded;
+    EXPECT_TRUE(load_snapshot(path, loaded.state));
+    EXPECT_EQ(loaded.number(), 2);
+  } catch (const Leaves&) {
+  }
+  ::unsetenv(kHealVariable);
 }
 
 // The collectives of the training and those of the save do not meet.

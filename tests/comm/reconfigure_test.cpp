@@ -134,6 +134,15 @@ WORLD_TEST(Reconfigure, GoesOnWithFewerRanks, 3) {
         EXPECT_THAT([&] { barrier({.group = first}); },
                     ThrowsMessage<LostGroupError>(HasSubstr(
                         "of ranks 0 and 1 has lost rank 1, and the job")));
+        // Whatever ranks have these numbers now.
+        for (const int peer : {0, 1}) {
+          const auto message = at::ones({1});
+          EXPECT_THROW(send(message, peer, {.group = first}), LostGroupError);
+          EXPECT_THROW(recv(message, peer, {.group = first}), LostGroupError);
+          EXPECT_THROW(
+              batch_isend_irecv({{P2POp::Kind::isend, message, peer, first}}),
+              LostGroupError);
+        }
       }
       // Groups of ranks that had these numbers before do not meet them.
       expect_right(make_groups(2));

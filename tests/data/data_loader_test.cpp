@@ -552,6 +552,20 @@ TEST(DataLoader, OneLoopAtATime) {
   EXPECT_EQ(all_of(loader).size(), 4u);
 }
 
+// HealedTraining keeps the iterator of a loop that the program has left.
+TEST(DataLoader, AnIteratorMayOutliveItsLoader) {
+  for (const int workers : {0, 2}) {
+    Numbers dataset{4};
+    DistributedSampler sampler(4);
+    auto loader = std::make_unique<DataLoader<Numbers>>(
+        dataset, sampler, DataLoaderOptions{.num_workers = workers});
+    auto left = loader->begin();
+    loader.reset();
+    EXPECT_THAT([&] { ++left; }, ThrowsMessage<std::logic_error>(
+                                     HasSubstr("does not exist any more")));
+  }
+}
+
 // Two loaders of different lengths in one loop. Regression: a loop that was at
 // its end counted as running until its iterator was destroyed.
 TEST(DataLoader, AnIteratorAtTheEndCanBeginAgain) {

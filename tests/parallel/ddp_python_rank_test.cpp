@@ -228,14 +228,15 @@ std::string rendezvous_of(const fs::path& folder) {
   return "file://" + (folder / "rendezvous").string();
 }
 
-// Replaces this rank with a Python process.
+// Replaces this rank with a process of `python`.
 void be_python(const World& world, const fs::path& folder,
-               std::vector<std::string> arguments) {
+               std::vector<std::string> arguments,
+               const char* python = LOCKSTEP_TORCH_PYTHON) {
   // `timeout` ends the process even if this rank is killed.
   std::vector<std::string> command{"/usr/bin/timeout",
                                    "--kill-after=5",
                                    "45",
-                                   LOCKSTEP_TORCH_PYTHON,
+                                   python,
                                    LOCKSTEP_SOURCE_DIR
                                    "/tests/parallel/python_rank.py",
                                    "--init-method=" + rendezvous_of(folder),
@@ -243,12 +244,12 @@ void be_python(const World& world, const fs::path& folder,
                                    "--world-size=" + std::to_string(world.size),
                                    "--output=" + folder.string()};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  testing::RunningProgram python(
+  testing::RunningProgram program(
       command, {.environment = {std::string("PATH=") + std::getenv("PATH"),
                                 "TMPDIR=" + world.folder.string(),
                                 // Our ranks on one host use it, too.
                                 "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}});
-  auto result = python.finish(std::chrono::seconds(52));
+  auto result = program.finish(std::chrono::seconds(52));
   EXPECT_EQ(result.exit_code, 0) << testing::words_of_peer(result);
 }
 
@@ -258,11 +259,12 @@ void train_all_in_python(const World& world, const fs::path& folder) {
   be_python(world, folder, names);
 }
 
-ProcessGroupGuard join(const World& world, const fs::path& folder) {
-  return init_process_group("cpu:gloo", {.init_method = rendezvous_of(folder),
-                                         .timeout = std::chrono::seconds(40),
-                                         .world_size = world.size,
-                                         .rank = world.rank});
+ProcessGroupGuard join(const World& world, const fs::path& folder,
+                       const char* backend = "cpu:gloo") {
+  return init_process_group(backend, {.init_method = rendezvous_of(folder),
+                                      .timeout = std::chrono::seconds(40),
+                                      .world_size = world.size,
+                                      .rank = world.rank});
 }
 
 fs::path file_of(const fs::path& folder, const Job& job, int rank,
@@ -359,6 +361,55 @@ WORLD_TEST(DdpWithPythonRank, TrainsWherePythonIsRankZero, 2) {
 
 WORLD_TEST(DdpWithPythonRank, TrainsWherePythonIsTheLastRank, 3) {
   train_together(world, world.size - 1);
+}
+
+// With lockstep-torch Python's ranks share memory with ours, but reduce by
+// all_reduce() there, too.
+WORLD_TEST(DdpWithPythonRank, TrainsInSharedMemory, 2) {
+  if (!fs::exists(LOCKSTEP_WHEEL_PYTHON)) {
+    GTEST_SKIP() << "no Python at " << LOCKSTEP_WHEEL_PYTHON;
+  }
+  const std::vector<Job> trained{
+      {"mlp", std::nullopt, 1},
+      {"batchnorm", 0.0003, 3},
+      {"spare", 0.0003, 2, "find_unused", {.find_unused_parameters = true}}};
+  constexpr const char* kBackend = "cpu:lockstep";
+  const auto mixed = world.folder / "shared memory";
+  const auto ours = world.folder / "shared memory, all ours";
+  const auto train_here = [&](const fs::path& folder) {
+    auto group = join(world, folder, kBackend);
+    for (const Job& job : trained) {
+      auto net = make_net(job.model, world.rank);
+      auto options = job.options;
+      options.bucket_cap_mb = job.bucket_cap_mb;
+      DistributedDataParallel<torch::nn::Sequential> model(net, options);
+      train(model, job.accumulate, world.rank);
+      std::ofstream(file_of(folder, job, world.rank, ".state"),
+                    std::ios::binary)
+          << flat_state(net, /*buffers=*/false);
+    }
+  };
+  for (const auto& folder : {mixed, ours}) fs::create_directories(folder);
+  if (world.rank == 1) {
+    std::vector<std::string> arguments{std::string("--backend=") + kBackend};
+    for (const Job& job : trained) arguments.push_back(job.name());
+    be_python(world, mixed, arguments, LOCKSTEP_WHEEL_PYTHON);
+  } else {
+    train_here(mixed);
+  }
+  train_here(ours);  // so Python's process has ended
+  if (world.rank != 0) return;
+  for (const Job& job : trained) {
+    SCOPED_TRACE(job.name());
+    const auto parameters = [&](const fs::path& folder, int rank) {
+      return numbers(testing::read_file(file_of(folder, job, rank, ".state")));
+    };
+    const auto expected = parameters(mixed, 0);
+    EXPECT_TRUE(
+        parameters(mixed, 1).narrow(0, 0, expected.numel()).equal(expected));
+    EXPECT_LE((parameters(ours, 0) - expected).abs().max().item<double>(),
+              kBound);
+  }
 }
 
 // Python ranks compare only sizes, and write nothing to the store.

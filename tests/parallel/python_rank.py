@@ -1,7 +1,7 @@
 """One rank of a data-parallel training, in Python (ddp_python_rank_test.cpp).
 
     python_rank.py --init-method file:///... --rank R --world-size N \\
-        --output FOLDER MODEL:BUCKET_CAP_MB:ACCUMULATE:OPTION ...
+        --output FOLDER [--backend BACKEND] MODEL:BUCKET_CAP_MB:ACCUMULATE:OPTION ...
 
 Trains each MODEL by DistributedDataParallel in a group whose other ranks may be
 C++; BUCKET_CAP_MB "default" leaves it to DDP, OPTION is one of OPTIONS. Begins
@@ -147,14 +147,15 @@ def main():
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--output", type=Path)
+    # Uses a device map: plain "gloo" makes a group for each device type.
+    parser.add_argument("--backend", default="cpu:gloo")
     parser.add_argument("--mismatch", action="store_true")
     parser.add_argument("jobs", nargs="*")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    # Uses a device map: plain "gloo" makes a group for each device type.
     dist.init_process_group(
-        "cpu:gloo", init_method=args.init_method, rank=args.rank,
+        args.backend, init_method=args.init_method, rank=args.rank,
         world_size=args.world_size, timeout=timedelta(seconds=30))
     if args.mismatch:
         mismatch()

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/alias.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/modules/embedding.h>
@@ -207,38 +208,41 @@ void DdpState::begin_again() {
   while (low_ && low_->is_low()) low_->restore();
   // The order of the buckets decides in which order Gloo adds, so a rank that
   // knows it tells the others.
-  nlohmann::json known;
   for (const auto& [training, reducer] : reducers_) {
     if (training.trained != trained_at_first_) continue;
-    if (const auto buckets = reducer->learnt_buckets()) known = *buckets;
+    if (auto buckets = reducer->learnt_buckets()) learnt_ = std::move(buckets);
   }
+  const nlohmann::json known = learnt_ ? nlohmann::json(*learnt_) : nullptr;
   const auto& group = options_.process_group;
   for (const auto& theirs : all_gather_object(known, {.group = group})) {
     if (theirs.is_null()) continue;
-    known = theirs;  // the same on all ranks: that of the first
+    theirs.get_to(learnt_.emplace());  // the first rank's, on all ranks
     break;
   }
   for (const auto& [training, reducer] : reducers_) reducer->drop_gradients();
   reducer_ = nullptr;
   reducers_.clear();
   // Parameters may have been frozen since, and the next forward sees to that.
-  std::vector<bool> trained_now;
+  std::vector<std::pair<at::Tensor, bool>> trained_now;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    trained_now.push_back(parameters_[i].tensor.requires_grad());
-    parameters_[i].tensor.set_requires_grad(trained_at_first_[i]);
+    auto& tensor = parameters_[i].tensor;
+    trained_now.emplace_back(tensor, tensor.requires_grad());
+    tensor.set_requires_grad(trained_at_first_[i]);
   }
+  // Also if another rank dies here, and this begins again.
+  const auto freezes = c10::make_scope_exit([&] {
+    for (auto& [tensor, trained] : trained_now) {
+      tensor.set_requires_grad(trained);
+    }
+  });
   find_tensors();
   beside_python_ = false;
   if (low_) make_low_precision();
   // The buckets are not made twice, since each time takes new memory.
-  std::optional<std::vector<std::vector<size_t>>> learnt;
-  if (!known.is_null()) known.get_to(learnt.emplace());
-  reducers_.emplace_front(training_, make_reducer(std::move(learnt)));
+  reducers_.emplace_front(training_, make_reducer(learnt_));
+  learnt_.reset();
   reducer_ = reducers_.front().second.get();
   if (!optimizers_.empty()) step_in_backward();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].tensor.set_requires_grad(trained_now[i]);
-  }
   noted_.reset();
   foreign_pass_ = -1;
   shadowed_ = false;

@@ -228,6 +228,8 @@ class DdpState final : public Joinable {
   static constexpr size_t kMostReducers = 4;
   std::list<std::pair<Training, std::unique_ptr<Reducer>>> reducers_;
   Reducer* reducer_ = nullptr;
+  // The order of the buckets, until begin_again() has made them.
+  std::optional<std::vector<std::vector<size_t>>> learnt_{};
   std::optional<LowPrecisionParameters> low_{};
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::function<void()> gate_{};

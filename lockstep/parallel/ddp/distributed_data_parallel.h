@@ -64,8 +64,8 @@ namespace lockstep {
 // that train a parameter both: it throws std::logic_error on every rank. A
 // parameter that several wrappers train is averaged by each of them
 // (distributed-data-parallel.md lists what is not possible then:
-// std::invalid_argument). Higher-order gradients (create_graph) are not
-// reduced.
+// std::invalid_argument). The averaging has no derivative: gradients of a
+// backward with create_graph have no graph through it.
 //
 // If an exception ends a forward or a backward, or destroys the results of a
 // forward before their backward, the iteration is given up: gradients in

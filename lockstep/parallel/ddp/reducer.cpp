@@ -119,6 +119,8 @@ void Reducer::connect() {
   if (hook_) {
     reduction_ =
         hook_buckets(gradients_.buckets(), parameters(), hook_, group_);
+  } else if (options_.beside_python) {  // which knows no other way
+    reduction_ = all_reduce_buckets(gradients_.reduced_buckets(), group_);
   } else if (gradients_.buckets().empty()) {  // all are sparse or frozen
     reduction_ = make_iteration_check(group_, all_on_cpu(parameters()));
   } else {

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <chrono>
+#include <exception>
 #include <utility>
 
 #include "lockstep/base/signals.h"
@@ -61,11 +62,11 @@ void GenerationWatch::work() {
     lock.lock();
     if (!announced || next_ != next) continue;
     next_.reset();
-    // The groups live as long as the mutex is held.
+    // ~Collectives waits for the mutex, so nobody makes the groups anew now.
     for (const auto& group : existing_groups().groups) {
       try {
         group->abort("a rank was lost, and the job goes on without it");
-      } catch (const c10::Error&) {
+      } catch (const std::exception&) {
         // A connection of a backend is broken already.
       }
     }

@@ -15,8 +15,8 @@ namespace lockstep::internal {
 // ranks of a host that was lost: if it has no power, the connections to it stay
 // open until a collective's timeout. Once the next generation is announced, all
 // groups are aborted, in a thread of this object. The destructor and that of
-// Collectives block while it does so, or asks the store: 5 s at most for a
-// question. For the thread that trains.
+// Collectives block while it does so; the destructor also while it asks the
+// store, which may take 20 s. For the thread that trains.
 class GenerationWatch {
  public:
   explicit GenerationWatch(c10::intrusive_ptr<LauncherStore> store);

@@ -101,14 +101,17 @@ bool Generations::is_superseded() {
   return store_->check({generation_key(number_ + 1)});
 }
 
-GenerationNotice Generations::await(const std::exception_ptr& failure) {
-  const bool knows = !failure || groups_are_apart() ||
+GenerationNotice Generations::await(const std::exception_ptr& failure,
+                                    bool is_next) {
+  const bool knows = !failure || is_next || groups_are_apart() ||
                      !default_group()->failed_peers().empty();
   const auto deadline =
       Deadline::after(knows ? kReplacedWithin : kLearnedWithin);
   const std::string next = generation_key(number_ + 1);
-  while (!comes_within(next, std::min<std::chrono::milliseconds>(
-                                 deadline.remaining(), kLookEvery))) {
+  // No time at all would mean no limit to the store.
+  while (!comes_within(next, std::clamp<std::chrono::milliseconds>(
+                                 deadline.remaining(),
+                                 std::chrono::milliseconds(1), kLookEvery))) {
     if (!deadline.expired() && !training_has_ended()) continue;
     if (failure) std::rethrow_exception(failure);
     throw std::runtime_error(

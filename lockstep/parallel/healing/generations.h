@@ -26,10 +26,11 @@ class Generations {
 
   // Waits until a generation is announced that this rank has not taken, and
   // takes the newest; 60 s at most, and 10 s if no rank is known to be gone.
-  // `failure`: what is thrown if none comes, or another rank has ended its
-  // training; null for a rank that joins, which throws std::runtime_error. It
-  // is thrown, too, if another process has the place of this one.
-  GenerationNotice await(const std::exception_ptr& failure);
+  // `is_next`: the generation before was not complete. `failure`: what is
+  // thrown if none comes, or another rank has ended its training; null for a
+  // rank that joins, which throws std::runtime_error. It is thrown, too, if
+  // another process has the place of this one.
+  GenerationNotice await(const std::exception_ptr& failure, bool is_next);
   // Returns the number of the generation that was taken last.
   int number() const { return number_; }
   // Returns the ranks with the places that are left, as this process has

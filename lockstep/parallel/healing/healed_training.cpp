@@ -144,10 +144,6 @@ class HealedTraining::Work {
       return;
     }
     const auto before = position_.numbers();
-    // The update of a step that is passed over has counted.
-    if (position_.is_passed_over()) {
-      position_.set_numbers(position_.numbers_after());
-    }
     run_unit([&] {
       // If the update was interrupted, the numbers were perhaps counted.
       position_.set_numbers(before);
@@ -178,6 +174,10 @@ class HealedTraining::Work {
       position_.step_has_ended();
       may_go_back_ = states_.has_value();
     });
+    // The update of a step that was passed over has counted.
+    if (position_.was_passed_over()) {
+      position_.set_numbers(position_.numbers_after());
+    }
   }
 
   void run_block(const std::function<void()>& function) {
@@ -356,7 +356,7 @@ class HealedTraining::Work {
           "begin with other values; add its module to TrainingState::items");
     }
     try {
-      without_samplers();
+      internal::without_samplers(state_);
     } catch (const std::exception& error) {
       refuse("the state cannot be given to another process (" +
              std::string(error.what()) + ")");
@@ -397,8 +397,8 @@ class HealedTraining::Work {
   // with its ranks on the state. `failure`: what is thrown if none comes; null
   // for a rank that joins.
   void meet(Clock::time_point began, std::exception_ptr failure) {
-    while (true) {
-      const auto notice = generations_->await(failure);
+    for (bool is_first = true;; is_first = false) {
+      const auto notice = generations_->await(failure, !is_first);
       try {
         reconfigure({.uuid = "heal-" + std::to_string(generations_->number()),
                      .members = generations_->members(notice),
@@ -424,6 +424,7 @@ class HealedTraining::Work {
         {"divided", states_.has_value() && !joins_},
         {"records", usable_records()},
         {"lost", joins_ && record_->is_empty()},
+        {"lost_state", joins_ && states_ && states_->steps().empty()},
         {"objects", internal::objects_to_reconfigure()},
         {"kept", parameters_->kept()},
         {"updated_items", updated_items_},
@@ -507,13 +508,20 @@ class HealedTraining::Work {
   // them.
   bool give_back_copies(const std::vector<Status>& all) {
     if (!record_copies_) return false;
-    std::vector<int> lost;
-    for (size_t r = 0; r < all.size(); ++r) {
-      if (all[r].at("lost").get<bool>()) lost.push_back(static_cast<int>(r));
-    }
+    const auto those = [&](const char* what) {
+      std::vector<int> ranks;
+      for (size_t r = 0; r < all.size(); ++r) {
+        if (all[r].at(what).get<bool>()) ranks.push_back(static_cast<int>(r));
+      }
+      return ranks;
+    };
+    // If a healing was interrupted, they may differ.
+    const auto lost = those("lost");
+    const auto lost_state =
+        state_copies_ ? those("lost_state") : std::vector<int>();
     record_copies_->give_back(lost);
-    if (state_copies_) state_copies_->give_back(lost);
-    return !lost.empty();
+    if (state_copies_) state_copies_->give_back(lost_state);
+    return !lost.empty() || !lost_state.empty();
   }
 
   // Objects that make collectives would wait for ones that other ranks do not
@@ -595,19 +603,20 @@ class HealedTraining::Work {
     };
     const int rank = get_rank();
     const bool takes = is_behind(all[static_cast<size_t>(rank)]);
-    healing.repeated = !joins_ && !takes;
     if (rank == healing.state_from) {
+      std::optional<Snapshot> own;
       for (size_t r = 0; r < all.size(); ++r) {
-        if (is_behind(all[r])) {
-          internal::send_snapshot(without_samplers(), static_cast<int>(r));
-        }
+        if (!is_behind(all[r])) continue;
+        if (!own) own = internal::without_samplers(state_);
+        internal::send_snapshot(*own, static_cast<int>(r));
       }
     } else if (takes) {
       take_state(internal::receive_snapshot(healing.state_from));
     }
-    if (healing.repeated) reload_objects();
+    if (!joins_ && !takes) reload_objects();
     if (joins_) position_.take_top_of(from);
     position_.take_steps_of(from);
+    healing.repeated = !joins_ && position_.is_repeated();
     return from;
   }
 
@@ -686,15 +695,6 @@ class HealedTraining::Work {
     }
   }
 
-  Snapshot without_samplers() const {
-    Snapshot snapshot =
-        internal::snapshot_of_training(state_, /*objects=*/true);
-    for (const auto& [name, item] : state_.items) {
-      if (item.is_sampler()) snapshot.items.erase(name);
-    }
-    return snapshot;
-  }
-
   void take_state(const Snapshot& snapshot) {
     internal::TrainingLoad load(snapshot, state_, /*own=*/true);
     load.apply();
@@ -732,9 +732,15 @@ class HealedTraining::Work {
       const auto bytes = internal::file_form(tensor);
       sum.add(bytes.data_ptr(), bytes.nbytes());
     };
-    for (const auto& parameter : state_.model->parameters()) {
-      if (!parameter.defined() || internal::layout_of(parameter)) continue;
-      add(parameter.detach());
+    const auto add_parameters = [&](const torch::nn::Module& module) {
+      for (const auto& parameter : module.parameters()) {
+        if (!parameter.defined() || internal::layout_of(parameter)) continue;
+        add(parameter.detach());
+      }
+    };
+    add_parameters(*state_.model);
+    for (const auto& [name, item] : state_.items) {
+      if (item.module() != nullptr) add_parameters(*item.module());
     }
     if (state_.optimizer && !states_) {
       const auto optimizer = state_dict(*state_.optimizer, *state_.model);

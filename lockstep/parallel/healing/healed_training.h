@@ -87,7 +87,7 @@ struct HealedTrainingOptions {
 //   loader and constants, in the same way on all ranks: the process that takes
 //   a place starts at the top of the loop and passes over the calls that the
 //   others have completed (the functions are not called there).
-//   `epochs_run` and `step` may be counted anywhere.
+//   `step` is counted in `update`, `epochs_run` between the calls.
 // - `compute` may be called several times with the same batch. It may change
 //   gradients, the module's buffers and random generators, which are restored
 //   before it is called again, and nothing else: std::logic_error names a
@@ -174,7 +174,7 @@ class HealedTraining {
   // it inside a function of run().
   void run(const std::function<void()>& function);
 
-  // Returns the losses that were healed while this process took part.
+  // Returns the healings in which this process took part.
   const std::vector<Healing>& healings() const;
 
  private:

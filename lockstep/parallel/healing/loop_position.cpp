@@ -28,8 +28,11 @@ bool LoopPosition::next_begins(const void* loader,
   }
   const bool resumes = resume_ && resume_->iteration == iteration_;
   if (resumes) {
-    if (resume_->numbers) set_numbers(*resume_->numbers);
-    load_samplers(resume_->samplers);
+    // Unless the program has left the loop and has selected another epoch.
+    if (resume_->epoch == sampler_epoch()) {
+      if (resume_->numbers) set_numbers(*resume_->numbers);
+      load_samplers(resume_->samplers);
+    }
     resume_.reset();
     loader_ = nullptr;
   }
@@ -65,6 +68,7 @@ bool LoopPosition::must_run() {
   if (waits_for_next_ || calls_ >= call_ends_) return false;
   if (calls_ >= passed_over_) return true;
   ++calls_;
+  was_passed_over_ = true;
   return false;
 }
 
@@ -117,11 +121,13 @@ void LoopPosition::add_to(Status& status) const {
     samplers_now[name] =
         item_json(name, state_.items.at(name).state_dict().values);
   }
+  const bool is_inside = calls_ < call_ends_;  // a call of run()
   status.update({{"in_loop", loader_ != nullptr},
+                 {"epoch", epoch_ ? Status(*epoch_) : Status()},
                  {"second_loop", second_loop_},
                  {"shares_anew", resume_.has_value()},
                  {"steps", steps_},
-                 {"calls", calls_},
+                 {"calls", is_inside ? std::max(calls_, passed_over_) : calls_},
                  {"iteration", iteration_},
                  {"after", {after_.epochs_run, after_.step}},
                  {"samplers_now", std::move(samplers_now)},
@@ -145,7 +151,7 @@ void LoopPosition::take_top_of(const Status& from) {
       std::max<int64_t>(0, from.at("top_iteration").get<int64_t>() - 1);
   from.at("top_calls").get_to(calls_);
   // Calls of run() that come before next() were completed.
-  waits_for_next_ = from.at("iteration").get<int64_t>() > 0;
+  waits_for_next_ = from.at("top_iteration").get<int64_t>() > 0;
 }
 
 void LoopPosition::take_steps_of(const Status& from) {
@@ -173,6 +179,9 @@ bool LoopPosition::share_samples(const Status& from) {
   const auto top = from.at("top_iteration").get<int64_t>();
   resume_ = Resume{
       .iteration = has_stepped ? from.at("iteration").get<int64_t>() : top - 1};
+  if (!from.at("epoch").is_null()) {
+    resume_->epoch = from.at("epoch").get<int64_t>();
+  }
   const Status& samplers = from.at("samplers_now");
   for (const auto& [name, now] : samplers.items()) {
     // Another sampler than that of the loop stays where it is.

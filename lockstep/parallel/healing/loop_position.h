@@ -37,15 +37,17 @@ class LoopPosition {
   void pass_ends() { loader_ = nullptr; }
 
   // run() was called.
-  void call_begins() { call_ends_ = calls_ + 1; }
+  void call_begins() {
+    call_ends_ = calls_ + 1;
+    was_passed_over_ = false;
+  }
   // Returns whether that call is still to be made. Counts one that the others
   // have completed.
   bool must_run();
   void call_has_ended() { ++calls_; }
-  // Returns whether the next call of run() will be passed over.
-  bool is_passed_over() const {
-    return !waits_for_next_ && calls_ < passed_over_;
-  }
+  // Returns whether the call was not made here, because the others had
+  // completed it.
+  bool was_passed_over() const { return was_passed_over_; }
 
   // run(compute, update) has completed a step.
   void step_has_ended();
@@ -90,6 +92,7 @@ class LoopPosition {
     int64_t iteration = 0;
     nlohmann::json samplers = nlohmann::json::object();  // as item_json()
     std::optional<Numbers> numbers{};                    // nothing if they stay
+    std::optional<int64_t> epoch{};                      // of the samplers
   };
 
   std::optional<int64_t> sampler_epoch() const;
@@ -103,6 +106,7 @@ class LoopPosition {
   int64_t call_ends_ = 0;  // calls_ after the call of run() in progress
   // Until calls_ is this, calls of run() are passed over.
   int64_t passed_over_ = 0;
+  bool was_passed_over_ = false;  // the last call
   // Whether calls of run() return at once, until next() is called.
   bool waits_for_next_ = false;
   std::optional<Resume> resume_{};

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -65,8 +66,10 @@ void PlaceRecord::map(size_t index, size_t bytes) {
                         std::to_string(begin + bytes) + " bytes");
   // Reserves the pages: a later write to them cannot fail. What they hold
   // stays.
-  const int error =
-      ::posix_fallocate(memory_.get(), begin, static_cast<off_t>(bytes));
+  int error = EINTR;  // by a signal, before Linux 6.11
+  while (error == EINTR) {
+    error = ::posix_fallocate(memory_.get(), begin, static_cast<off_t>(bytes));
+  }
   if (error != 0) {
     throw std::system_error(error, std::generic_category(),
                             "HealedTraining: " + std::to_string(bytes) +

@@ -80,11 +80,16 @@ StateRecords::StateRecords(const FileDescriptor& memory, size_t first,
                            TrainingState& state)
     : state_(state), record_(memory, first, kSlots) {}
 
-void StateRecords::write(int64_t steps) {
-  Snapshot snapshot = snapshot_of_training(state_, /*objects=*/true);
-  for (const auto& [name, item] : state_.items) {
+Snapshot without_samplers(const TrainingState& state) {
+  Snapshot snapshot = snapshot_of_training(state, /*objects=*/true);
+  for (const auto& [name, item] : state.items) {
     if (item.is_sampler()) snapshot.items.erase(name);
   }
+  return snapshot;
+}
+
+void StateRecords::write(int64_t steps) {
+  Snapshot snapshot = without_samplers(state_);
   snapshot.generator_states = {generator_state(state_.model.get())};
   const PackedSnapshot packed = pack(snapshot);
   const uint64_t text_bytes = packed.text.size();

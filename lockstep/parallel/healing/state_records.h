@@ -16,6 +16,11 @@ namespace lockstep::internal {
 // each rank by itself, items that are per_rank().
 bool is_divided(const TrainingState& state);
 
+// Returns what a rank gives to one that takes its state: all but the samplers,
+// which belong to the loop, and the generators. The tensors are those of
+// `state`.
+Snapshot without_samplers(const TrainingState& state);
+
 // The whole state of this rank in the memory of its place, as it was after the
 // last steps: parameters, buffers, optimizers, scheduler, items and generators;
 // not the samplers, which belong to the loop. For one thread.

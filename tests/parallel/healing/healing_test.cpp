@@ -429,6 +429,11 @@ TEST_F(Healing, SubGroupsAreMadeAgain) {
   expect_same(3, "1@5:backward,0@11:next", 2, {"groups=1"});
 }
 
+// Rank 1 completes an update in which rank 0 waits for the one that dies.
+TEST_F(Healing, ARankThatTakesAStateCountsItsStep) {
+  expect_same(3, "2@5:update", 1, {"groups=ends", "sum=2"});
+}
+
 TEST_F(Healing, ABatchIsOneOfTwo) {
   expect_same(2, "1@5:backward,0@7:next,1@9:updated", 3, {"pairs=1"});
 }
@@ -1026,6 +1031,46 @@ TEST_F(ShrinkingHosts, AllRestartIfNoRankIsLeft) {
   EXPECT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
   EXPECT_THAT(restarted.ended.err, HasSubstr("no rank is left"));
   EXPECT_THAT(restarted.ended.err, HasSubstr("restarting all 2 workers"));
+}
+
+// The ranks of the host of the agents' store were given up before.
+TEST_F(ShrinkingHosts, AllRestartIfTheLastOneWithRanksIsLost) {
+  ranks_of_each_ = 1;
+  const Arguments arguments = {"model=plain", "snapshot=4",
+                               "kill=0@5:next,0@7:agent"};
+  start_hosts("restarted", arguments);
+  hosts_[0]->await_error("this is not healed: no rank is left");
+  EXPECT_NE(hosts_[1]->finish(seconds(60)).exit_code, 0);
+  hosts_.pop_back();
+  start_host(arguments);
+  const auto restarted = finish_hosts();
+  EXPECT_EQ(restarted.ended.exit_code, 0) << restarted.ended.err;
+  EXPECT_EQ(restarted.begun, 3) << restarted.ended.out;
+}
+
+TEST_F(ShrinkingHosts, ASignalEndsAHostWithoutRanks) {
+  ranks_of_each_ = 1;
+  for (const size_t signalled : {0, 1}) {
+    start_hosts("ended" + std::to_string(signalled),
+                {"model=plain", "pause=20", "epochs=1000", "kill=0@5:next"});
+    hosts_[0]->await_error("the job goes on with 1 rank");
+    hosts_[1]->await_error("lockstep: healed in");
+    hosts_[signalled]->signal(SIGTERM);
+    for (const auto& host : hosts_) {
+      EXPECT_EQ(host->finish(seconds(40)).exit_code, 128 + SIGTERM);
+    }
+  }
+}
+
+// The first host's rank has ended its training, and only its program goes on.
+TEST_F(ShrinkingHosts, ARankThatDiesAfterAnotherHasEndedItsTrainingFails) {
+  ranks_of_each_ = 1;
+  restarts_ = 1;
+  start_hosts("failed", {"model=plain", "outlive=1"});
+  for (const auto& host : hosts_) {
+    const auto ended = host->finish(seconds(60));
+    EXPECT_EQ(ended.exit_code, 128 + SIGKILL) << ended.err;
+  }
 }
 
 TEST_F(ShrinkingHosts, AllRestartIfTheyHaveCopiesOfEachOther) {

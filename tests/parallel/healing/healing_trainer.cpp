@@ -13,7 +13,8 @@
 //                and average every fourth step
 //   zero=1       the optimizer is a ZeroRedundancyOptimizer
 //   own=1        an item is per_rank()
-//   sum=1        the update ends with a collective
+//   sum=1        the update ends with a collective; 2: before it counts, it has
+//                one of the first and the last rank (groups=ends)
 //   draws=1      the update draws a random number and changes buffers; 2: so do
 //                the functions of calls=1, and the update does not
 //   pairs=1      two batches a step, each from a call of next()
@@ -30,6 +31,7 @@
 //   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
 //   last=N       ends after step N, and leaves a snapshot
+//   outlive=R    rank R is killed once another's training has ended
 //   groups=1     also uses a group of each rank alone and one of all; ends: the
 //                first and the last rank also use one of their own
 //   pause=MS     sleeps so long in each step, for tests that kill from outside
@@ -66,8 +68,10 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/comm/launcher_store.h"
 #include "lockstep/comm/reconfigure.h"
 #include "lockstep/lockstep.h"
+#include "lockstep/worker/healing_place.h"
 #include "tests/parallel/healing/trainer.h"
 
 namespace lockstep::internal::testing {
@@ -258,9 +262,13 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
     average.update_parameters(model);
     if (state.items.contains("own")) own.update();
     if (number("draws", 0) == 1) draw();
+    if (number("sum", 0) == 2 && ends) {
+      auto one = at::ones({1});
+      all_reduce(one, {.group = ends});
+    }
     ++state.step;
     kills.at(state.step, "stepped");
-    if (number("sum", 0) != 0) {
+    if (number("sum", 0) == 1) {
       auto one = at::ones({1});
       all_reduce(one);
     }
@@ -350,6 +358,11 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   own.compute();  // leaves out what only a record has
   write_result(folder / ("result-" + std::to_string(get_rank())), state,
                training);
+  if (number("outlive", -1) == get_rank()) {
+    LauncherStore(std::getenv("LOCKSTEP_STORE"), std::chrono::seconds(30))
+        .wait({training_ended_key()}, std::chrono::seconds(30));
+    ::raise(SIGKILL);
+  }
   return 0;
 }
 
