@@ -66,8 +66,7 @@ int main() {
   optimizer->synchronize();  // before parameters are read outside of model(x)
   auto bytes = torch::zeros({lockstep::get_world_size()}, torch::kLong);
   bytes[lockstep::get_rank()] = state_bytes(optimizer->local_optimizer());
-  bytes = bytes.to(lockstep::local_device());
-  lockstep::all_reduce(bytes);
+  lockstep::all_reduce(bytes = bytes.to(lockstep::local_device()));
   if (lockstep::get_rank() != 0) return 0;
   std::printf("%s: %ld bytes of optimizer state:",
               lockstep::local_device().str().c_str(), state_bytes(plain));

@@ -15,6 +15,7 @@
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_interfaces.h"
 #include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/comm/tensor_layout.h"
 
 // state_dict() and load_state_dict() (module_state.h, optimizer_state.h) in
 // steps, so that a caller can check several things before it changes the first.
@@ -55,6 +56,16 @@ struct ModuleTensor {
   bool is_parameter;  // otherwise a buffer
 };
 std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module);
+
+// Returns the shape of the whole tensor if `tensor`, which is one of the module
+// or is to be loaded into it, is only a part of it; nullptr otherwise.
+const Sizes* shape_if_part(const at::Tensor& tensor,
+                           const at::Tensor& of_module);
+
+// Throws std::invalid_argument if a tensor that was given is the part of some
+// rank, which need not be this one.
+void require_whole_tensors(const ModuleLoad& load,
+                           const torch::nn::Module& module);
 
 // Throws std::invalid_argument for a tensor into which nothing can be loaded,
 // as check_state_dict() does.

@@ -149,8 +149,9 @@ void AtomicFile::remove_left_overs() const {
        it.increment(error)) {
     if (!is_aside_name(it->path().filename().string(), name_)) continue;
     const FileDescriptor left(::open(
-        it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    // If the lock is held, the save of that file is still running.
+        it->path().c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    // NFS locks files that are open for writing only. If the lock is held, the
+    // save of that file is still running.
     if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
       ::unlink(it->path().c_str());
     }

@@ -122,6 +122,31 @@ void require_same_model(const std::vector<std::string>& missing,
 
 namespace internal {
 
+const Sizes* shape_if_part(const at::Tensor& tensor,
+                           const at::Tensor& of_module) {
+  const auto* layout = layout_of(of_module);
+  const bool is_part =
+      layout && tensor.sizes() != at::IntArrayRef(layout->shape);
+  return is_part ? &layout->shape : nullptr;
+}
+
+void require_whole_tensors(const ModuleLoad& load,
+                           const torch::nn::Module& module) {
+  for (const auto& [from, to] : load.copies) {
+    const Sizes* shape = shape_if_part(from, to);
+    if (!shape) continue;
+    std::ostringstream text;
+    for (const auto& [name, tensor, is_parameter] : tensors_of(module)) {
+      if (tensor.is_same(to)) text << name;
+    }
+    text << " has the shape " << from.sizes() << ", a part of the whole "
+         << at::IntArrayRef(*shape)
+         << " that is divided over ranks; save the whole model with "
+            "full_state_dict() and save_tensors()";
+    throw std::invalid_argument(text.str());
+  }
+}
+
 void require_writable(const torch::nn::Module& module) {
   for (const ModuleTensor& tensor : tensors_of(module)) {
     require_writable_tensor(tensor.name, tensor.tensor);

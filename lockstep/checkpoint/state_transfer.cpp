@@ -78,6 +78,7 @@ TrainingLoad::TrainingLoad(const Snapshot& snapshot, const TrainingState& state,
     model.emplace_back(name, at::Tensor());
   }
   const auto load = check_state_dict(*state.model, model);
+  if (!own) require_whole_tensors(load, *state.model);
   if (state.optimizer && snapshot.optimizer_state) {
     optimizer_ = prepare_own_optimizer(snapshot, load, state, own);
   }

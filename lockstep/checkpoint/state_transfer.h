@@ -28,7 +28,8 @@ class TrainingLoad {
  public:
   // The objects of `state` must outlive this one. `own`: whether the snapshot
   // is one of snapshot_of_training(), whose tensors may become those of the
-  // optimizer. Throws std::invalid_argument, and changes nothing.
+  // optimizer, and whose parts are those of this rank. Throws
+  // std::invalid_argument, and changes nothing.
   TrainingLoad(const Snapshot& snapshot, const TrainingState& state,
                bool own = false);
 

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "lockstep/cli/command_line.h"
 
@@ -62,9 +65,10 @@ void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code) {
   bench->set_help_flag();
   bench->prefix_command();
   bench->callback([argc, argv, &exit_code] {
-    exit_code =
-        execute_libexec("lockstep bench", "lockstep-bench",
-                        std::vector<std::string>(argv + 2, argv + argc));
+    std::vector<std::string> arguments(argv + 2, argv + argc);
+    // "lockstep help bench".
+    if (std::string_view(argv[1]) == "help") arguments = {"--help"};
+    exit_code = execute_libexec("lockstep bench", "lockstep-bench", arguments);
   });
 }
 

@@ -151,7 +151,13 @@ int launch(const RunArguments& arguments) {
         return run_agent(options, directory, std::move(port),
                          std::move(metrics), std::move(link));
       },
-      agent.ending_allowance(), agent.ending_signals);
+      agent.ending_allowance(), agent.ending_signals,
+      [&] {
+        // Rank 0 listens on the port's socket: as long as anybody has it, no
+        // later attempt can have the same port.
+        port.reset();
+        metrics.reset();
+      });
   if (end.killed_by != 0) {
     outcome.exit_code = end.exit_code;
     outcome.cause =

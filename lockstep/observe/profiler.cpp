@@ -151,7 +151,7 @@ class Profiler::State {
     }
     step_mark_.reset();
     Attempts attempts;
-    if (action_ == ProfilerAction::record_and_save) {
+    if (recording_ && action_ == ProfilerAction::record_and_save) {
       attempts.run([&] { finish_trace(options_.compare_clocks); });
     }
     ++step_;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -150,7 +151,8 @@ void ProfilerOnDemand::end_profile() {
   if (file_.empty()) {
     finish(ProfileState::failed, "the training ended before a whole step");
   } else {
-    finish(ProfileState::written, file_);
+    finish(ProfileState::written,
+           std::filesystem::path(file_).filename().string());
   }
 }
 

@@ -23,7 +23,9 @@ class ProfileOnDemand {
  public:
   struct Progress {
     ProfileState state = ProfileState::none;
-    std::string words{};  // the file that was written, or why there is none
+    // The name of the file that was written, in ProfileRequest::folder of the
+    // attempt, or why there is none.
+    std::string words{};
   };
 
   virtual ~ProfileOnDemand() = default;

@@ -127,7 +127,8 @@ def _allow_monitored_barrier(dist):
             own = c10d._get_default_group() if group is None else group
             if any(f"cpu:{name}" in c10d.get_backend_config(own).split(",")
                    for name in BACKENDS):
-                timeout = timeout or c10d._get_default_timeout("lockstep")
+                if timeout is None:
+                    timeout = c10d._get_default_timeout("lockstep")
                 return own.monitored_barrier(timeout, wait_all_ranks)
         return gloos(group, timeout, wait_all_ranks)
 

@@ -232,6 +232,22 @@ TEST(Snapshot, ADtypeThatAFormatLacksIsNamed) {
   save_snapshot_file(folder.file("a.pt"), saved);
 }
 
+// Such a file could not be read.
+TEST(Snapshot, TensorsOfOneNameAreRefusedInSafetensors) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("twice.safetensors");
+  Snapshot snapshot;
+  snapshot.items["seen"].tensors = {{"one", at::ones({2})},
+                                    {"one", at::zeros({2})}};
+  EXPECT_THAT(message_of([&] { save_snapshot_file(path, snapshot); }),
+              HasSubstr("two tensors of the snapshot are named "
+                        "\"lockstep.items.seen.one\""));
+  snapshot.items = {{"a.b", {.tensors = {{"one", at::ones({2})}}}}};
+  EXPECT_THAT(message_of([&] { save_snapshot_file(path, snapshot); }),
+              HasSubstr("the item \"a.b\" has a dot in its name"));
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 TEST(Snapshot, AReservedNameIsRefusedInSafetensors) {
   const TemporaryFolder folder;
   Snapshot saved;

@@ -308,6 +308,8 @@ TEST_F(Doctor, TheHelpHasExamplesAndMisuseIsOneLine) {
                     HasSubstr("Examples:\n  lockstep doctor\n"),
                     HasSubstr("Exit code 0")));
   EXPECT_EQ(run_command({"help", "doctor"}).out, help.out);
+  EXPECT_EQ(run_command({"help", "bench"}).out,
+            run_command({"bench", "--help"}).out);
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"doctor", "--jsn"},
         std::vector<std::string>{"doctor", "please"}}) {

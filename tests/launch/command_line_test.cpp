@@ -564,5 +564,17 @@ TEST_F(CommandLine, GivenPortIsUsedInEveryRound) {
   EXPECT_EQ(result.out, port + "\n" + port + "\n") << result.err;
 }
 
+// As the TCPStore of a C++ rank 0 does.
+TEST_F(CommandLine, GivenPortIsFreeAgainAfterRankZeroHasListened) {
+  const auto probe = run_script({}, "echo $MASTER_PORT");
+  const std::string port = lines(probe.out).front();
+  const auto result = run_script(
+      {"--master-port=" + port, "--max-restarts=2"},
+      "python3 -c 'import os, socket; socket.socket(fileno=int(os.environ["
+      "\"LOCKSTEP_MASTER_LISTEN_FD\"])).listen()' && echo $MASTER_PORT; "
+      "exit 1");
+  EXPECT_EQ(result.out, port + "\n" + port + "\n" + port + "\n") << result.err;
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

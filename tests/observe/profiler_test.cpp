@@ -587,6 +587,23 @@ TEST(Profiler, AFolderThatCannotBeWrittenIsOneLineAndTrainingMayGoOn) {
             1);
 }
 
+// Nothing was recorded then.
+TEST(Profiler, GoesOnAfterARecordingThatCouldNotBegin) {
+  const TemporaryFolder folder;
+  const auto file = folder.file("file");
+  Profiler profiler({.folder = file + "/traces",
+                     .schedule = {{.warmup = 1, .active = 1}},
+                     .execution_trace = true});
+  fs::remove_all(file);
+  write_file(file, "");
+  EXPECT_NE(message_of([&] { profiler.step(); }), "");
+  fs::remove(file);
+  for (int step = 2; step <= 4; ++step) profiler.step();
+  EXPECT_EQ(Trace(trace_of(file + "/traces", 0, 3))
+                .counts("ProfilerStep")["ProfilerStep#3"],
+            1);
+}
+
 TEST(Profiler, AFolderInWhichNoTraceCanBeIsRefusedAtOnce) {
   const TemporaryFolder folder;
   const auto file = folder.write("file", "");

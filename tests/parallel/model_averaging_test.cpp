@@ -279,6 +279,7 @@ WORLD_TEST(PostLocalSGDOptimizer, IsSavedAfterAnAveraging, 2, 3) {
     const std::string path = (world.folder / name).string();
     torch::manual_seed(1);
     torch::nn::Linear model(2, 2);
+    model->register_parameter("scale", torch::ones({}));
     PostLocalSGDOptimizer optimizer(
         std::make_shared<torch::optim::SGD>(
             model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
@@ -300,7 +301,7 @@ WORLD_TEST(PostLocalSGDOptimizer, IsSavedAfterAnAveraging, 2, 3) {
       }
     }
     const auto saved = load_snapshot_file(path).optimizer_state->state;
-    ASSERT_EQ(saved.size(), 2u);
+    ASSERT_EQ(saved.size(), 3u);
     if (world.rank == 0) {
       const auto momentum = [](const OptimizerState& of) {
         return std::get<at::Tensor>(of.state.at(0).at("momentum_buffer"));

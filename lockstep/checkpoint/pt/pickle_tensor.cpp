@@ -167,18 +167,20 @@ void PickleMachine::call(Global function, const Nodes& given) {
     case Global::kOrderedDict:
       if (!given.empty()) throw PickleError("an OrderedDict has arguments");
       return push(Dict{.items = {}, .ordered = true});
+    // The node that is given becomes the result of these two, so that many
+    // calls take no memory.
     case Global::kCounter: {  // (a dict of the counts)
-      const auto* counts =
+      auto* counts =
           given.size() == 1 ? std::get_if<Dict>(&given[0]->value) : nullptr;
       if (!counts) throw PickleError("a Counter is not made of a dict");
-      return push(Dict{.items = counts->items, .counter = true});
+      counts->counter = true;
+      return stack_.push_back(given[0]);
     }
-    case Global::kSize: {
-      const auto* items =
-          given.size() == 1 ? std::get_if<Tuple>(&given[0]->value) : nullptr;
-      if (!items) throw PickleError("a torch.Size is not a tuple");
-      return push(Tuple{items->items});
-    }
+    case Global::kSize:
+      if (given.size() != 1 || !std::get_if<Tuple>(&given[0]->value)) {
+        throw PickleError("a torch.Size is not a tuple");
+      }
+      return stack_.push_back(given[0]);
     case Global::kRebuildTensorV2:
     case Global::kRebuildTensorV3:
       return rebuild_tensor(given, function == Global::kRebuildTensorV3);
@@ -254,7 +256,8 @@ void PickleMachine::persistent_load() {
   }
   const auto* global = std::get_if<Global>(&items[1]->value);
   const bool untyped = global && *global == Global::kUntypedStorage;
-  if (!kind || *kind != "storage" || !key || (!type && !untyped)) {
+  if (!kind || *kind != "storage" || !key || key->size() > kMostNameBytes ||
+      (!type && !untyped)) {
     throw PickleError("a storage has an invalid identity");
   }
   const int64_t count = integer(items[4]);

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -132,12 +133,23 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
                               file_form(snapshot.generator_states[rank]));
   }
   for (const auto& [name, item] : snapshot.items) {
+    if (name.find('.') != name.npos) {
+      throw std::invalid_argument("the item \"" + name +
+                                  "\" has a dot in its name, which a snapshot "
+                                  "in safetensors cannot have");
+    }
     json["items"][name] = item_json(name, item.values);
     for (const auto& [key, tensor] : item.tensors) {
       tree.tensors.emplace_back(kItem + name + "." + key, file_form(tensor));
     }
   }
   tree.description = json.dump();
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : tree.tensors) {
+    if (names.insert(name).second) continue;
+    throw std::invalid_argument("two tensors of the snapshot are named \"" +
+                                name + "\"; it needs one name for each");
+  }
   return tree;
 }
 

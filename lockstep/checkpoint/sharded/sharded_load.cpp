@@ -61,8 +61,8 @@ std::vector<std::string> model_names(const TensorFiles& files,
   if (prefix.empty()) {
     // Other items that a folder of PyTorch's, or a single file of ours, may
     // hold.
-    std::erase_if(names, [](const std::string& name) {
-      return name.starts_with(kOptimizerPrefix) ||
+    std::erase_if(names, [&](const std::string& name) {
+      return (files.is_distributed() && name.starts_with(kOptimizerPrefix)) ||
              name.starts_with("lockstep.");
     });
   }

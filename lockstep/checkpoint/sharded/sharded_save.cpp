@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string>
 #include <system_error>
 #include <tuple>
 
@@ -13,6 +14,7 @@
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
+#include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/state_items.h"
@@ -49,9 +51,10 @@ Json optimizer_claims_of(const OptimizerShards::State& state,
     if (!stepped.contains(parameter)) claims["without"].push_back(name);
   }
   for (const TensorShard& shard : shards) {
-    // The shard of a parameter without dimensions has one, of 0 or 1 elements.
+    // The shard of a parameter without dimensions has one, of 0 or 1 elements,
+    // and such parameters have momenta without dimensions.
     if (is_sharded || !shard.shape.empty() || shard.tensor.dim() != 0 ||
-        !shard.name.starts_with(prefix)) {
+        !shard.name.starts_with(prefix) || !shard.name.ends_with(".step")) {
       continue;
     }
     claims["steps"][shard.name] = shard.tensor.item<double>();
@@ -518,10 +521,26 @@ std::string ShardedSave::finish(const std::vector<Json>& written) {
   }
   manifest_.parts = parts_of(plan_);
   const std::string text = text_of(manifest_);
+  if (text.size() > kMostTextBytes) {
+    throw std::invalid_argument(
+        "the text of the snapshot has " + std::to_string(text.size()) +
+        " bytes, and 256 MiB can be read; let the items' state_dict() return "
+        "long lists of numbers as tensors");
+  }
   const std::string name = aside_ + "/" + kManifestName;
   const FileDescriptor file = files_.create(name);
   files_.write_at(file, name, 0, text.data(), text.size());
   files_.sync(file, name);
+  // Another host may have taken them for left over, if it does not see the
+  // lock.
+  for (const WrittenFile& one : manifest_.files) {
+    std::error_code error;
+    const auto bytes =
+        std::filesystem::file_size(aside_ + "/" + one.name, error);
+    if (!error && bytes == one.bytes) continue;
+    throw SnapshotError(folder_, "lost the file " + one.name +
+                                     " of the snapshot that was being saved");
+  }
   const std::string path = being_saved_->commit(manifest_.numbers.step);
   try {
     link_latest(files_, path);

@@ -21,8 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSuffixOfTensors = ".safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
-// The limit for a manifest and for an index of Hugging Face's.
-constexpr uint64_t kMostTextBytes = uint64_t{256} << 20;
 
 SnapshotError damaged_file(const std::string& path, const std::string& why) {
   return {path, "is damaged: " + why};

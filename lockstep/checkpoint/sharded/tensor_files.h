@@ -14,6 +14,9 @@
 
 namespace lockstep::internal {
 
+// The limit for a manifest and for an index of Hugging Face's.
+inline constexpr uint64_t kMostTextBytes = uint64_t{256} << 20;
+
 // The tensors in several safetensors files, each of which may lie in parts in
 // some of them: a folder of Lockstep or of PyTorch's distributed checkpoint, or
 // Hugging Face's sharded weights. Only the headers are read and checked here.

@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -196,6 +197,8 @@ void TensorReader::run(const Task& task) const {
     file.read_at(task.offset, task.to, task.bytes);
     return;
   }
+  // Another thread may have begun this.
+  const c10::InferenceMode inference(task.target.is_inference());
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(task.dtype);
   const at::Tensor buffer = at::empty(

@@ -151,21 +151,23 @@ bool compress(const FileDescriptor& from, off_t bytes, FileDescriptor into) {
   return gzclose(out) == Z_OK && bytes == 0;
 }
 
-// Moves the trace that a rank names to the folder `to`, compressed. Returns why
-// it could not; an empty text if it has. Nothing else can be moved so: the rank
-// may be another user's, and this process root's.
+// Moves the trace that a rank names, of those in its attempt's folder, to the
+// folder `to`, compressed. Returns why it could not; an empty text if it has.
+// Nothing else can be moved so: the rank may be another user's, and this
+// process root's.
 std::string take_trace(const RanksTraces& traces, const fs::path& named,
                        const fs::path& to) {
   const fs::path name = fs::path(traces.folder) / named.filename();
+  const std::string shown = (traces.attempt / name).string();
   FileDescriptor from;
-  if (named == traces.attempt / name) {
+  if (named == named.filename()) {
     const OwnersRights rights(traces.owner);
     from = open_left_file(traces.attempt, name);
   }
   struct stat facts {};
-  if (!from || ::fstat(from.get(), &facts) != 0) return named.string();
+  if (!from || ::fstat(from.get(), &facts) != 0) return shown;
   if (facts.st_size > kMostTraceBytes) {
-    return named.string() + " has " + std::to_string(facts.st_size) +
+    return shown + " has " + std::to_string(facts.st_size) +
            " bytes, and at most " + std::to_string(kMostTraceBytes) +
            " are taken; record for fewer --seconds";
   }
@@ -174,7 +176,7 @@ std::string take_trace(const RanksTraces& traces, const fs::path& named,
   // Bytes that a rank adds from now on are left out.
   if (!compress(from, facts.st_size, make_own_file(taken))) {
     fs::remove(taken, ignored);
-    return named.string() + " cannot be copied; the disk may be full";
+    return shown + " cannot be copied; the disk may be full";
   }
   const OwnersRights rights(traces.owner);
   fs::remove(traces.attempt / name, ignored);

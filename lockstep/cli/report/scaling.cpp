@@ -182,8 +182,10 @@ int report_scaling(const ScalingArguments& arguments,
   sigaddset(&ended, SIGCHLD);
   sigprocmask(SIG_BLOCK, &ended, nullptr);
   result.tables = make_tables(cases, measure(cases, rounds, options, stop));
-  std::cout << (arguments.json ? scaling_json(result).dump(2) + "\n"
-                               : scaling_text(result))
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  std::cout << (arguments.json
+                    ? scaling_json(result).dump(2, ' ', false, kReplace) + "\n"
+                    : scaling_text(result))
             << std::flush;
   if (!arguments.html.empty()) {
     write_page(arguments.html, result);

@@ -19,6 +19,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/endpoint.h"
+#include "lockstep/base/shown_text.h"
 #include "lockstep/base/system_file.h"
 #include "lockstep/launch/nodes/job_secret.h"
 
@@ -351,7 +352,7 @@ std::string metrics_text(const JobStatus& job, const StatusBoard& board) {
                      runs ? board.read(worker.local_rank) : std::nullopt,
                      runs ? usage_of(worker.pid) : std::nullopt});
   }
-  const std::string labels = "run_id=\"" + escaped(job.run_id) +
+  const std::string labels = "run_id=\"" + escaped(shown_line(job.run_id)) +
                              "\",node_rank=\"" + std::to_string(job.node_rank) +
                              "\"";
   std::string text;

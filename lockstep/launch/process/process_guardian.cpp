@@ -146,7 +146,8 @@ class Guardian {
 
 GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
                        milliseconds agent_allowance,
-                       const std::set<int>& ending_signals) {
+                       const std::set<int>& ending_signals,
+                       const std::function<void()>& agent_has_begun) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_errno("guardian's pipe");
   FileDescriptor commands(ends[0]);
@@ -178,6 +179,7 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
     return run_agent(body, std::move(link));
   });
   commands.reset();
+  agent_has_begun();
   return Guardian(std::move(agent), agent_allowance, ending_signals,
                   std::move(forward), std::move(signals))
       .watch();

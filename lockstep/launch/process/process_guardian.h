@@ -55,13 +55,16 @@ struct GuardedEnd {
 // or 15 s after a second SIGINT. This holds only while the launcher itself
 // runs; a stopped launcher takes its signal when it is continued.
 //
-// `body` must not throw. The agent ends with the result of `body` as its exit
-// code, without running the caller's destructors. Call this while the process
-// has one thread, and at the end of a program: signals stay blocked afterwards.
-// Blocks until the agent has ended. Throws std::system_error if no process or
-// pipe is available.
+// `agent_has_begun` is called in the launcher's process once the agent has its
+// copies of all descriptors, so that those that are the agent's alone can be
+// closed there. `body` must not throw. The agent ends with the result of `body`
+// as its exit code, without running the caller's destructors. Call this while
+// the process has one thread, and at the end of a program: signals stay blocked
+// afterwards. Blocks until the agent has ended. Throws std::system_error if no
+// process or pipe is available.
 GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
                        std::chrono::milliseconds agent_allowance,
-                       const std::set<int>& ending_signals);
+                       const std::set<int>& ending_signals,
+                       const std::function<void()>& agent_has_begun);
 
 }  // namespace lockstep::internal

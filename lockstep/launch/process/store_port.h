@@ -17,8 +17,9 @@ namespace lockstep::internal {
 // LibTorch 2.13, which binds the wildcard address.
 //
 // Rank 0 also inherits the descriptor and may listen on it instead
-// (environment variable LOCKSTEP_MASTER_LISTEN_FD). Then the launcher shares a
-// listening socket, so the port stays open until both are closed.
+// (environment variable LOCKSTEP_MASTER_LISTEN_FD). Then all processes that
+// have the descriptor share a listening socket, so the port stays open until
+// each has closed it.
 class StorePort {
  public:
   // Binds `address` (a numeric address, "localhost" or a name of this host) and

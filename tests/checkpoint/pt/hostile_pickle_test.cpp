@@ -4,6 +4,9 @@
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 
+#include <map>
+#include <string>
+
 #include "lockstep/checkpoint/pt/pickle.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
@@ -171,6 +174,20 @@ TEST(HostilePickle, ManyObjectsOfOneUnknownClassTakeNoMemory) {
                 read_pickle("\x80\x04" + half + half + "\x93.", no_storage());
               }),
               HasSubstr("a class has a name of 600 bytes"));
+}
+
+// Each would copy its 100,000 elements.
+TEST(HostilePickle, ManySizesAndCountersOfOneObjectTakeNoMemory) {
+  const std::string many(100'000, 'N');
+  for (const auto& [function, argument] : std::map<std::string, std::string>{
+           {"ctorch\nSize\n", "(" + many + "t"},
+           {"ccollections\nCounter\n", "}(" + many + "u"}}) {
+    std::string calls =
+        "\x80\x02" + function + "q\0"s + argument + "q\1"s + "00(";
+    for (int i = 0; i < 300'000; ++i) calls += "h\0h\1\x85R"s;
+    calls += "t0N.";
+    EXPECT_TRUE(read_pickle(calls, no_storage()).as<std::monostate>());
+  }
 }
 
 // These bits were read and ignored, so signs were wrong.

@@ -461,6 +461,11 @@ WORLD_TEST(LayoutSnapshot, APartIsNoFileOfAModel, 2) {
     run.clear();
     EXPECT_THAT(message_of([&] { load_model(file, *run.model); }),
                 AllOf(HasSubstr(file), HasSubstr("cube")));
+    EXPECT_THAT(message_of([&] {
+                  load_snapshot(file, run.state, {.will_save = false});
+                }),
+                AllOf(HasSubstr(file), HasSubstr("cube"),
+                      HasSubstr("a part of the whole")));
     EXPECT_TRUE(run.model->parameters()[0].eq(-1).all().item<bool>());
   }
   DividedRun whole(undivided());

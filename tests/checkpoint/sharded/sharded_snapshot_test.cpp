@@ -491,6 +491,41 @@ TEST_F(ShardedSnapshot, AViewOfAnotherTensorDoesNotHideIt) {
   expect_loaded(*mapped);
 }
 
+// In a folder of PyTorch's, "optimizer." is the optimizer's.
+TEST_F(ShardedSnapshot, AModuleNamedOptimizerIsOneLikeAnother) {
+  const auto made = [](double value) {
+    auto model = std::make_shared<torch::nn::Module>();
+    model->register_module("optimizer", torch::nn::Linear(2, 1));
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : model->parameters()) parameter.fill_(value);
+    return model;
+  };
+  const std::string file = temporary_.file("named.safetensors");
+  save_model(file, *made(7));
+  const auto mapped = made(0);
+  load_model(file, *mapped, {.mmap = true});
+  EXPECT_TRUE(mapped->parameters()[0].eq(7).all().item<bool>());
+}
+
+// Threads that read do not have the mode of the one that loads.
+TEST_F(ShardedSnapshot, IsConvertedIntoInferenceTensors) {
+  const auto made = [](double value, at::ScalarType dtype) {
+    torch::nn::Sequential model;
+    for (int i = 0; i < 40; ++i) model->push_back(torch::nn::Linear(30, 30));
+    model->to(dtype);
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : model->parameters()) parameter.fill_(value);
+    return model;
+  };
+  save_snapshot(path_, {.model = made(3, torch::kBFloat16).ptr()});
+  const c10::InferenceMode inference;
+  auto model = made(0, torch::kFloat);
+  load_model(path_, *model, {.convert = true});
+  for (const at::Tensor& parameter : model->parameters()) {
+    EXPECT_TRUE(parameter.eq(3).all().item<bool>());
+  }
+}
+
 TEST_F(ShardedSnapshot, LoadingWritesInPlaceAndAutogradNotices) {
   save(3);
   ShardedRun loaded;
