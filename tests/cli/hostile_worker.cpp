@@ -86,10 +86,11 @@ void lie(const std::string& secret, const std::string& kind) {
     if (profile != status.profile) {
       status.profile = profile;
       status.profile_state = ProfileState::written;
-      std::string trace = secret;
+      std::string name = secret;
       if (kind != "path") {
+        name = "rank0.json";
         const auto folder = agent.folder + "/profile" + std::to_string(profile);
-        trace = folder + "/rank0.json";
+        const std::string trace = folder + "/" + name;
         std::filesystem::create_directory(folder);
         if (kind == "link") {
           std::filesystem::create_symlink(secret, trace);
@@ -100,7 +101,7 @@ void lie(const std::string& secret, const std::string& kind) {
           std::filesystem::resize_file(trace, std::uintmax_t{5} << 30);
         }
       }
-      status.profile_words.set(trace);
+      status.profile_words.set(name);
     }
     const int32_t stacks = agent.board.last_stacks();
     if (stacks != status.stacks) {
