@@ -23,8 +23,8 @@ class ProfileOnDemand {
  public:
   struct Progress {
     ProfileState state = ProfileState::none;
-    // The name of the file that was written, in ProfileRequest::folder of the
-    // attempt, or why there is none.
+    // The name of the file that was written, in Request::folder, or why there
+    // is none.
     std::string words{};
   };
 

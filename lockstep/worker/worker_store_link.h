@@ -40,7 +40,8 @@ class WorkerStoreLink {
   // std::invalid_argument if a key or a value is too long.
   WorkerReply call(const WorkerCall& call, const Deadline& deadline);
   // Returns once all of `keys` are set; false if they are not at the
-  // deadline. Throws what call() throws.
+  // deadline. Throws what call() throws, and std::invalid_argument if the store
+  // has no room for the wait.
   bool wait(const std::vector<std::string>& keys, const Deadline& deadline);
   // Returns whether all of `keys` are set.
   bool check(const std::vector<std::string>& keys, const Deadline& deadline);

@@ -546,6 +546,15 @@ TEST_F(SpareNodeTest, TakesThePlaceOfOneOfTwoAndTheOtherIsGivenUp) {
   EXPECT_FALSE(agents_[0].take_verdict());
 }
 
+// It has not taken the place of a lost one when the job ends.
+TEST_F(SpareNodeTest, IsAwaitedThoughALostNodeWaitsForIt) {
+  lose_node_one();
+  agents_[0].propose(0, failed(0, 1));
+  ASSERT_TRUE(agents_[0].take_verdict());
+  agents_[0].depart();
+  EXPECT_FALSE(agents_[0].others_have_departed());
+}
+
 TEST_F(SpareNodeTest, IsNeededIfNoRankIsLeft) {
   lose_one_of_three();
   ASSERT_TRUE(agents_[0].take_lost_node());

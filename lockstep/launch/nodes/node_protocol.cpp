@@ -699,7 +699,7 @@ bool NodeProtocol::others_have_departed() {
     }
   }
   // A node that declined without joining has no rank and is not waited for.
-  return joined == 0 && free_spares() <= 0 &&
+  return joined == 0 && spares() == 0 &&
          (!declined_ || departed >= job_nnodes_ - 1);
 }
 

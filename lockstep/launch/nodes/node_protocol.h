@@ -362,6 +362,7 @@ class NodeProtocol {
   void wait_as_spare();
   void wait_for_members();
   void remove_spare_key();
+  int spares();  // those that wait
   int free_spares();
   bool was_given_up(int node_rank);
   bool may_go_on_without(int node_rank, std::string& text);

@@ -19,17 +19,23 @@ using std::chrono::milliseconds;
 
 }  // namespace
 
-// Returns how many spare nodes wait for which no lost node does.
-int NodeProtocol::free_spares() {
-  const int64_t spares = store_.add(kSparesKey, 0);
-  if (spares == 0 || !accepted_) return 0;
+int NodeProtocol::spares() {
+  const int64_t numbers = store_.add(kSparesKey, 0);
+  if (numbers == 0 || !accepted_) return 0;
   const auto accepted = accepted_();
   int count = 0;
-  for (int64_t number = 0; number < spares; ++number) {
+  for (int64_t number = 0; number < numbers; ++number) {
     const auto connection =
         store_.get(kStorePrefix + "spare/" + std::to_string(number));
     count += connection && accepted.contains(*connection);
   }
+  return count;
+}
+
+// Returns how many of the spare nodes that wait are not to take the place of a
+// node that is lost already.
+int NodeProtocol::free_spares() {
+  int count = spares();
   for (const auto& [rank, lost] : lost_) {
     count -= !store_.check(node_key("node", rank));
   }
