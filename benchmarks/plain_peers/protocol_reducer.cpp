@@ -5,6 +5,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "lockstep/comm/shm/protocol/core.h"
+
 namespace lockstep::internal::bench {
 namespace {
 
@@ -30,7 +32,7 @@ ProtocolReducer::ProtocolReducer(Board& board, int rank, int size,
                                        .tuning = shm::choose_tuning(size)}))) {}
 
 json ProtocolReducer::facts() const {
-  const auto& tuning = group_->tuning();
+  const auto& tuning = group_->core().tuning;
   return {{"tuning",
            {{"one_shot_bytes", tuning.one_shot_bytes},
             {"chunk_bytes", tuning.chunk_bytes},

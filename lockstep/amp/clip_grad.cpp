@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -35,20 +34,6 @@ void check_norm_type(double norm_type) {
       "infinity or any other number.");
 }
 
-// Groups tensors so that foreach operations take each group at once; they would
-// fall back to single operations for mixed devices or dtypes.
-std::vector<Tensors> by_device_and_dtype(const Tensors& tensors) {
-  std::vector<Tensors> result;
-  std::map<std::pair<std::string, c10::ScalarType>, size_t> places;
-  for (const auto& tensor : tensors) {
-    auto [place, added] = places.try_emplace(
-        {tensor.device().str(), tensor.scalar_type()}, result.size());
-    if (added) result.emplace_back();
-    result[place->second].push_back(tensor);
-  }
-  return result;
-}
-
 // Returns a sparse tensor's values, added up where an index repeats, as a
 // tensor of their own; returns a dense tensor as it is.
 at::Tensor summed_values(const at::Tensor& tensor, double norm_type) {
@@ -68,7 +53,7 @@ Tensors norms_of(const Tensors& tensors, double norm_type, bool widened) {
     dense.push_back(summed_values(tensor, norm_type));
   }
   Tensors result;
-  for (const auto& alike : by_device_and_dtype(dense)) {
+  for (const auto& alike : internal::by_device_and_dtype(dense)) {
     auto dtype = alike.front().scalar_type();
     std::optional<c10::ScalarType> wide;
     if (widened && (dtype == at::kHalf || dtype == at::kBFloat16)) {
@@ -169,7 +154,7 @@ void scale_to_norm(const Tensors& gradients, double max_norm,
   for (const auto& gradient : gradients) {
     dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
   }
-  for (const auto& alike : by_device_and_dtype(dense)) {
+  for (const auto& alike : internal::by_device_and_dtype(dense)) {
     at::_foreach_mul_(alike, factor.to(alike.front().device()));
   }
 }
@@ -186,7 +171,7 @@ void clip_values(const Tensors& gradients, double clip_value) {
       dense.push_back(gradient);
     }
   }
-  for (const auto& alike : by_device_and_dtype(dense)) {
+  for (const auto& alike : internal::by_device_and_dtype(dense)) {
     at::_foreach_clamp_min_(alike, -clip_value);
     at::_foreach_clamp_max_(alike, clip_value);
   }

@@ -47,20 +47,11 @@ class DeviceCopies {
 // LibTorch's kernel takes tensors of one device and dtype.
 void unscale_in_place(const std::vector<at::Tensor>& gradients,
                       DeviceCopies& found_inf, DeviceCopies& inverse_scale) {
-  std::vector<std::vector<at::Tensor>> lists;
+  std::vector<at::Tensor> dense;
   for (const auto& gradient : gradients) {
-    auto values = gradient.is_sparse() ? gradient._values() : gradient;
-    auto same = std::ranges::find_if(lists, [&](const auto& list) {
-      return list.front().device() == values.device() &&
-             list.front().scalar_type() == values.scalar_type();
-    });
-    if (same == lists.end()) {
-      lists.push_back({values});
-    } else {
-      same->push_back(values);
-    }
+    dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
   }
-  for (auto& list : lists) {
+  for (const auto& list : internal::by_device_and_dtype(dense)) {
     auto device = list.front().device();
     // The kernel takes both tensors through references that are not const.
     at::Tensor found = found_inf.on(device);
@@ -387,6 +378,7 @@ StateTree to_state_tree(const GradScalerState& state) {
 void from_state_tree(const StateTree& tree, GradScalerState& state) {
   const auto* dict = tree.as<StateTree::Dict>();
   if (!dict) refuse("is not a dict");
+  GradScalerState all;
   const auto read = [&](const char* name, auto& to) {
     using Number = std::remove_reference_t<decltype(to)>;
     const StateTree* found = dict->find(name);
@@ -397,11 +389,12 @@ void from_state_tree(const StateTree& tree, GradScalerState& state) {
       refuse(std::string("has a \"") + name + "\" of another type");
     }
   };
-  read(kScale, state.scale);
-  read(kGrowthFactor, state.growth_factor);
-  read(kBackoffFactor, state.backoff_factor);
-  read(kGrowthInterval, state.growth_interval);
-  read(kGrowthTracker, state.growth_tracker);
+  read(kScale, all.scale);
+  read(kGrowthFactor, all.growth_factor);
+  read(kBackoffFactor, all.backoff_factor);
+  read(kGrowthInterval, all.growth_interval);
+  read(kGrowthTracker, all.growth_tracker);
+  state = all;
 }
 
 std::string to_json(const GradScalerState& state) {

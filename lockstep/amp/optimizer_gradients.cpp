@@ -92,6 +92,23 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
   return result;
 }
 
+std::vector<std::vector<at::Tensor>> by_device_and_dtype(
+    const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const auto& tensor : tensors) {
+    const auto same = std::ranges::find_if(groups, [&](const auto& group) {
+      return group.front().device() == tensor.device() &&
+             group.front().scalar_type() == tensor.scalar_type();
+    });
+    if (same == groups.end()) {
+      groups.push_back({tensor});
+    } else {
+      same->push_back(tensor);
+    }
+  }
+  return groups;
+}
+
 at::Tensor agreed(const at::Tensor& numbers, ReduceOp op,
                   const ProcessGroupPtr& group) {
   auto device = inside(group).has_backend(numbers.device().type())

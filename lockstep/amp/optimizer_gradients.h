@@ -85,6 +85,11 @@ struct OptimizerGradients {
 OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer);
 OptimizerGradients gradients_of(at::TensorList parameters);
 
+// Groups tensors for foreach operations, which take those of one device and
+// dtype at once. Groups and tensors stay in the order of `tensors`.
+std::vector<std::vector<at::Tensor>> by_device_and_dtype(
+    const std::vector<at::Tensor>& tensors);
+
 // Reduces `numbers` over `group` and returns the result on their device; if the
 // group has no backend for that device, the numbers travel on a device that it
 // has a backend for. Collective; the type of the device must be the same on all

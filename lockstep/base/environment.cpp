@@ -52,6 +52,14 @@ int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
   return number;
 }
 
+std::string stripped(std::string_view text) {
+  constexpr std::string_view kWhite = " \t\r\n\v\f";
+  const size_t begin = text.find_first_not_of(kWhite);
+  if (begin == text.npos) return "";
+  return std::string(
+      text.substr(begin, text.find_last_not_of(kWhite) - begin + 1));
+}
+
 std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> name{};
   ::gethostname(name.data(), name.size() - 1);
@@ -70,6 +78,15 @@ std::string random_digits(size_t count) {
     text += {kDigits[bytes[i] >> 4], kDigits[bytes[i] & 15]};
   }
   return text;
+}
+
+bool is_same_secret(std::string_view one, std::string_view other) {
+  if (one.size() != other.size()) return false;
+  unsigned difference = 0;
+  for (size_t at = 0; at < one.size(); ++at) {
+    difference |= static_cast<unsigned char>(one[at] ^ other[at]);
+  }
+  return difference == 0;
 }
 
 ProcessMark::ProcessMark() {

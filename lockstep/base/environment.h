@@ -25,6 +25,9 @@ std::optional<int64_t> get_env_int(const char* name, int64_t lowest,
 int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
                   int64_t highest);
 
+// Returns `text` without the white space around it.
+std::string stripped(std::string_view text);
+
 // Returns the name that gethostname() gives to this machine; "localhost" if it
 // has none.
 std::string host_name();
@@ -33,6 +36,10 @@ std::string host_name();
 // can guess. `count`: even, at most 512. Throws std::system_error if the system
 // has none.
 std::string random_digits(size_t count);
+
+// Returns whether the texts are equal, in a time that does not tell where they
+// differ.
+bool is_same_secret(std::string_view one, std::string_view other);
 
 // Remembers the process that made it. An object that stands for something
 // outside the process's own memory (sockets, memory of several processes,

@@ -34,6 +34,14 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
+// Returns a descriptor for writing to the terminal behind `fd` that never
+// blocks, though `fd` itself may: a write takes what fits, or fails with
+// EAGAIN. (poll() reports a terminal as writable if one byte fits, and a write
+// that blocks then waits until the rest has been read, too.) Returns an empty
+// descriptor if `fd` is not a terminal, or is one that this process may not
+// open, such as that of another user.
+FileDescriptor open_terminal_of(int fd);
+
 // Throws std::system_error with errno and the text "<what>: <the system's
 // words>".
 [[noreturn]] void throw_errno(const std::string& what);

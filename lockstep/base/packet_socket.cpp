@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
@@ -85,6 +86,11 @@ ucred peer_of(const FileDescriptor& socket) {
 }
 
 uid_t user_of_peer(const FileDescriptor& socket) { return peer_of(socket).uid; }
+
+bool is_own_or_roots(const FileDescriptor& socket) {
+  const uid_t user = user_of_peer(socket);
+  return user == ::geteuid() || user == 0;
+}
 
 Sent send_packet(const FileDescriptor& socket, std::span<const std::byte> bytes,
                  int descriptor) {

@@ -36,6 +36,9 @@ FileDescriptor connect_to(const std::string& name,
 // it connected or began to listen. Throws std::system_error.
 ucred peer_of(const FileDescriptor& socket);
 uid_t user_of_peer(const FileDescriptor& socket);
+// Returns whether that user is this process's own, or root. No other may be
+// believed: any user may take the name of a process that has ended.
+bool is_own_or_roots(const FileDescriptor& socket);
 
 enum class Sent { all, full, hung_up };
 // Sends one packet, and `descriptor` with it unless that is -1. If it returns

@@ -116,19 +116,25 @@ void SharedMemory::collapse() const {
   ::madvise(data_, whole, MADV_COLLAPSE);
 }
 
-// Lets the kernel touch every page, so that missing memory is an error here
-// instead of a SIGBUS later. Before Linux 5.14 fallocate() reserves the same
-// memory, in small pages.
-void SharedMemory::populate(const char* what) const {
-  if (::madvise(data_, size_, MADV_POPULATE_WRITE) == 0) return;
+// Lets the kernel map every page, and make those that are missing, so that
+// missing memory is an error here instead of a SIGBUS later. Returns false if
+// the kernel cannot do that: before Linux 5.14, and in some sandboxes.
+bool SharedMemory::populate(const char* what) const {
+  if (::madvise(data_, size_, MADV_POPULATE_WRITE) == 0) return true;
+  if (errno == EINVAL) return false;
   // EFAULT stands for what would have been the SIGBUS: the system has no page
   // left.
   if (errno == EFAULT) errno = ENOSPC;
-  if (errno == EINVAL &&
-      ::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(size_)) == 0) {
-    return;
-  }
   throw_errno(what + amount(size_));
+}
+
+// Reserves all pages; in small pages if populate() cannot.
+void SharedMemory::reserve() const {
+  constexpr const char* kWhat = "could not reserve ";
+  if (populate(kWhat)) return;
+  if (::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(size_)) != 0) {
+    throw_errno(kWhat + amount(size_));
+  }
 }
 
 SharedMemory SharedMemory::create(size_t bytes) {
@@ -147,7 +153,7 @@ SharedMemory SharedMemory::create(size_t bytes) {
   }
   SharedMemory memory(std::move(descriptor), bytes);
   memory.collapse();
-  memory.populate("could not reserve ");
+  memory.reserve();
   memory.made_here_ = true;
   made().add(static_cast<int64_t>(bytes));
   return memory;
@@ -183,6 +189,8 @@ SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
   return memory;
 }
 
+// The process that made the memory has reserved its pages. If they cannot be
+// mapped together, each is mapped at its first use.
 void SharedMemory::touch() const { populate("could not map the pages of "); }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept

@@ -64,13 +64,15 @@ class SharedMemory {
   static ByteCount& made();
 
   // Maps memory that create() made in another process. Pages::all maps all of
-  // its pages now; Pages::none maps each page at touch() or at its first use.
+  // its pages now, as touch() does; Pages::none maps each page at touch() or at
+  // its first use.
   // Throws std::system_error, or std::invalid_argument if `descriptor` is not
   // such memory (not sealed, or not of `bytes`).
   enum class Pages { all, none };
   static SharedMemory map(FileDescriptor descriptor, size_t bytes,
                           Pages pages = Pages::all);
-  // Maps all pages. Throws std::system_error.
+  // Maps all pages now, if the kernel can (Linux 5.14); needs no descriptor.
+  // Throws std::system_error.
   void touch() const;
 
   SharedMemory(SharedMemory&& other) noexcept;
@@ -95,7 +97,8 @@ class SharedMemory {
  private:
   SharedMemory(FileDescriptor descriptor, size_t bytes);
   void collapse() const;
-  void populate(const char* what) const;
+  bool populate(const char* what) const;
+  void reserve() const;
 
   FileDescriptor descriptor_;
   std::byte* data_ = nullptr;

@@ -79,7 +79,10 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }
-  int descriptor() const { return fd_.get(); }
+  int descriptor() const { return fd_.get(); }  // -1 after close()
+
+  // Nothing can be read afterwards; path() and size() stay.
+  void close() { fd_.reset(); }
 
   // Reads exactly `size` bytes from `offset` on. Throws SnapshotError if the
   // file ends before, std::system_error if the disk fails.

@@ -8,6 +8,10 @@
 
 namespace lockstep::internal {
 
+// The name of the only scalar tensor in a state_dict(); all other tensors have
+// their parameter's shape.
+inline constexpr const char* kStepName = "step";
+
 // The state that each kind of optimizer keeps, under Python's names, described
 // once for reading and for writing. A visitor has
 //
@@ -78,7 +82,7 @@ struct AdamLikeFields {
   }
   template <class Visitor>
   static void visit_state(State& s, const Options& o, Visitor& v) {
-    v.step("step", s.step());
+    v.step(kStepName, s.step());
     v.buffer("exp_avg", s.exp_avg(), true);
     v.buffer("exp_avg_sq", s.exp_avg_sq(), true);
     v.buffer("max_exp_avg_sq", s.max_exp_avg_sq(), o.amsgrad());
@@ -112,7 +116,7 @@ struct RmspropFields {
   }
   template <class Visitor>
   static void visit_state(State& s, const Options& o, Visitor& v) {
-    v.step("step", s.step());
+    v.step(kStepName, s.step());
     v.buffer("square_avg", s.square_avg(), true);
     v.buffer("momentum_buffer", s.momentum_buffer(), o.momentum() > 0);
     v.buffer("grad_avg", s.grad_avg(), o.centered());
@@ -139,7 +143,7 @@ struct AdagradFields {
   }
   template <class Visitor>
   static void visit_state(State& s, const Options&, Visitor& v) {
-    v.step("step", s.step());
+    v.step(kStepName, s.step());
     v.buffer("sum", s.sum(), true);
   }
 };

@@ -55,8 +55,8 @@ class Ranks {
   // The same for objects of any size.
   std::vector<nlohmann::json> gather_objects(const nlohmann::json& mine) const;
 
-  // Returns, for each place, whether any rank's `mine` is 1 there and not 0.
-  // Costs one all_reduce.
+  // Returns, for each place, the largest number that a rank's `mine` has there;
+  // so for 0 and 1 whether any rank has 1. Costs one all_reduce.
   std::vector<int64_t> any(const std::vector<int64_t>& mine) const;
 
   // Returns the `text` of rank `from`, on all ranks.

@@ -106,19 +106,26 @@ class SnapshotSaver::Impl {
   bool is_due() {
     report_if_done();
     is_saved_ = false;
-    const bool steps_are_due =
-        options_.every_steps > 0 &&
-        state_.step / options_.every_steps != seen_step_ / options_.every_steps;
+    if (std::exchange(answers_again_, false) && state_.step == seen_step_) {
+      return was_due_;
+    }
+    bool due = makes_up_ || (options_.every_steps > 0 &&
+                             state_.step / options_.every_steps !=
+                                 seen_step_ / options_.every_steps);
+    if (options_.every || !options_.stop_signals.empty()) {
+      const bool time_is_over = options_.every && ranks_.rank() == 0 &&
+                                !under_way_ &&
+                                Clock::now() - began_ >= *options_.every;
+      const auto all = ranks_.any({due || time_is_over, signals_.have_come()});
+      const bool is_stopped_now = all[1] != 0 && !stop_requested_;
+      stop_requested_ = stop_requested_ || is_stopped_now;
+      due = all[0] != 0 || is_stopped_now;
+    }
+    // Not earlier: if a rank is lost in the all_reduce, is_due() is called
+    // again and must find the same.
     seen_step_ = state_.step;
-    if (!options_.every && options_.stop_signals.empty()) return steps_are_due;
-    const bool time_is_over = options_.every && ranks_.rank() == 0 &&
-                              !under_way_ &&
-                              Clock::now() - began_ >= *options_.every;
-    const auto all =
-        ranks_.any({steps_are_due || time_is_over, signals_.have_come()});
-    const bool is_stopped_now = all[1] != 0 && !stop_requested_;
-    stop_requested_ = stop_requested_ || is_stopped_now;
-    return all[0] != 0 || is_stopped_now;
+    was_due_ = due;
+    return due;
   }
 
   bool stop_requested() const { return stop_requested_; }
@@ -128,7 +135,7 @@ class SnapshotSaver::Impl {
     wait();
     began_ = called;
     ++saves_;
-    is_saved_ = false;
+    is_saved_ = is_on_disk_ = makes_up_ = false;
     result_ = {.step = state_.step};
     failure_ = nullptr;
     files_ = files();
@@ -188,13 +195,27 @@ class SnapshotSaver::Impl {
  private:
   // A new process has made its saver anew. All ranks must find the same saves
   // due, and exchange texts at the new generation's part of the store.
+  //
+  // The call of is_due() after the last step may be made again: by all ranks if
+  // it is in the function that was interrupted, otherwise by the new process
+  // alone, on its way to where the others are. So its answer stays. A save that
+  // no rank has ended is made up for.
   void begin_again() {
     ranks_of_thread_.give_up();
     wait();
-    const auto agreed = ranks_.any({seen_step_, stop_requested_ ? 1 : 0});
-    seen_step_ = agreed[0];
-    stop_requested_ = agreed[1] != 0;
-    saves_ = 0;
+    // Each of these two numbers has a flag in its lowest bit, so the largest
+    // one has the flag of the ranks that have come farthest.
+    const auto agreed =
+        ranks_.any({2 * seen_step_ + (was_due_ ? 1 : 0),
+                    2 * static_cast<int64_t>(saves_) + (is_on_disk_ ? 1 : 0),
+                    stop_requested_ ? 1 : 0});
+    seen_step_ = agreed[0] >> 1;
+    was_due_ = (agreed[0] & 1) != 0;
+    answers_again_ = true;
+    saves_ = static_cast<uint64_t>(agreed[1] >> 1);
+    is_on_disk_ = (agreed[1] & 1) != 0;
+    makes_up_ = !is_on_disk_;
+    stop_requested_ = agreed[2] != 0;
     ranks_of_thread_ = options_.in_background ? ranks_.through_store() : ranks_;
   }
 
@@ -289,6 +310,7 @@ class SnapshotSaver::Impl {
     copy_.end();
     files_.reset();
     result_.blocked = std::exchange(blocked_, {});
+    is_on_disk_ = !failure_;
     if (failure_) {
       result_.path.clear();
       result_.error = internal::words_of(failure_);
@@ -310,11 +332,19 @@ class SnapshotSaver::Impl {
 
   // When to save.
   Clock::time_point began_ = Clock::now();
+  // The step of the last is_due(), and what that has returned.
   int64_t seen_step_;
+  bool was_due_ = false;
   // Whether save() has begun a save after the last is_due().
   bool is_saved_ = false;
   uint64_t saves_ = 0;  // how often save() was called, on all ranks alike
+  // Whether the last save has succeeded; true before the first one.
+  bool is_on_disk_ = true;
   bool stop_requested_ = false;
+  // After a healing: whether is_due() returns was_due_ once more if the step is
+  // seen_step_, and whether a save is due because the last one was interrupted.
+  bool answers_again_ = false;
+  bool makes_up_ = false;
 
   // The save that is under way, or the last one. While the thread runs, these
   // are its own.

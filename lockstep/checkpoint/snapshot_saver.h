@@ -144,6 +144,12 @@ class SnapshotSaver {
   // Returns whether a snapshot should be saved now; the same on all ranks. Call
   // it once after each optimizer step. It is collective, and costs an
   // all_reduce of a few bytes, if `every` or `stop_signals` are set.
+  //
+  // In a HealedTraining a save that a rank's death has interrupted is made up
+  // for: the function that was interrupted is called again and finds the same
+  // due, and if a save in the background was lost, the next call for another
+  // step returns true. Call is_due() inside HealedTraining::run(); outside only
+  // if it is not collective.
   bool is_due();
 
   // Whether a signal has asked the job to stop. It is true from the same call

@@ -84,8 +84,9 @@ std::function<void()> prepare_numbered_state(torch::optim::Optimizer& optimizer,
 //   TrainingState::model or of one module in the items;
 // - any object with `state_dict()` and `load_state_dict(state)`: GradScaler,
 //   samplers, schedulers, metrics, MetricsLogger, and your own. The state is
-//   one of StateTree (numbers, texts, lists, dicts), NamedTensors, at::Tensor,
-//   std::map<std::string, int64_t>, or ItemState, which has values and tensors.
+//   one of StateTree (numbers, texts, lists, dicts), NamedTensors, whose order
+//   is kept, at::Tensor, std::map<std::string, int64_t>, or ItemState, which
+//   has values and tensors.
 //   If the object has `prepare_load(state)` as ResumableScheduler, that is
 //   called instead.
 //
@@ -133,6 +134,11 @@ class StateItem {
       per_rank_ = Object::state_is_per_rank;
     }
     is_sampler_ = requires { object.begin_pass(); };
+    if constexpr (requires { object.next_pass_state(); }) {
+      next_pass_ = [&object] {
+        return internal::item_state_of(object.next_pass_state());
+      };
+    }
   }
 
   // Exactly one of these three is set.
@@ -149,6 +155,12 @@ class StateItem {
   bool is_per_rank() const { return per_rank_; }
   // Whether the object decides which samples a DataLoader visits.
   bool is_sampler() const { return is_sampler_; }
+  // For a sampler: returns the state with which another one begins the pass
+  // that this one would begin now (ResumableSampler::next_pass_state()), or
+  // state_dict() if it has no such function.
+  ItemState next_pass_state() const {
+    return next_pass_ ? next_pass_() : save_();
+  }
 
   // Returns an item whose state each rank saves and restores by itself: of an
   // object, or of an optimizer that is not sharded and whose state differs
@@ -178,6 +190,7 @@ class StateItem {
   std::shared_ptr<torch::nn::Module> module_;
   torch::optim::Optimizer* optimizer_{nullptr};
   std::function<ItemState()> save_;
+  std::function<ItemState()> next_pass_;
   std::function<std::function<void()>(const ItemState&)> prepare_;
   bool per_rank_{false};
   bool is_sampler_{false};

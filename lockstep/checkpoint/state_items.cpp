@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 #include <string_view>
+#include <system_error>
 #include <unordered_map>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/sharded/tensor_shard.h"
+#include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep::internal {
@@ -113,8 +115,8 @@ OptimizerState optimizer_state_for(const ItemState& saved, OptimizerState state,
     state.param_groups[g].options = groups[g].options;
   }
   std::unordered_map<std::string, int64_t> numbers;
-  for (const std::string& parameter : names) {
-    numbers.emplace(parameter, static_cast<int64_t>(numbers.size()));
+  for (size_t i = 0; i < names.size(); ++i) {
+    numbers.emplace(names[i], static_cast<int64_t>(i));
   }
   constexpr std::string_view kPrefix = kItemStateInfix;
   for (const auto& [key, tensor] : saved.tensors) {
@@ -384,29 +386,14 @@ void restore_numbers(const Snapshot& saved, TrainingState& state,
   restore("metadata", saved.metadata, state.metadata, !state.metadata.empty());
 }
 
-std::function<void()> prepare_item(const TrainingState& state,
-                                   const std::string& name,
-                                   const StateItem& item,
-                                   const ItemState& saved) {
+void with_name_of_item(const std::string& name,
+                       const std::function<void()>& prepare) {
   try {
-    if (item.module()) {
-      (void)check_state_dict(*item.module(), saved.tensors);
-      return [module = item.module(), tensors = saved.tensors] {
-        load_state_dict(*module, tensors);
-      };
-    }
-    if (!item.optimizer()) return item.prepare_load(saved);
-    const OptimizerShards::State own = optimizer_state_of(*item.optimizer());
-    const auto& module = module_of_optimizer(state, name, own);
-    OptimizerState by_number = optimizer_state_for(
-        saved, own.groups, named_groups(own, module), names_of(own, module));
-    std::shared_ptr<PreparedOptimizer> load;
-    if (auto* sharded = dynamic_cast<OptimizerShards*>(item.optimizer())) {
-      load = prepare_shards(*sharded, std::move(by_number));
-    } else {
-      load = std::make_shared<OptimizerLoad>(*item.optimizer(), by_number);
-    }
-    return [load] { load->apply(); };
+    prepare();
+  } catch (const SnapshotError&) {
+    throw;
+  } catch (const std::system_error&) {
+    throw;
   } catch (const std::runtime_error& error) {
     refuse_item(name, error.what());
   } catch (const std::invalid_argument& error) {
@@ -414,6 +401,38 @@ std::function<void()> prepare_item(const TrainingState& state,
     if (words.starts_with("the item \"")) throw;
     refuse_item(name, words);
   }
+}
+
+std::function<void()> prepare_item(const TrainingState& state,
+                                   const std::string& name,
+                                   const StateItem& item,
+                                   const ItemState& saved) {
+  std::function<void()> load;
+  with_name_of_item(name, [&] {
+    if (item.module()) {
+      (void)check_state_dict(*item.module(), saved.tensors);
+      load = [module = item.module(), tensors = saved.tensors] {
+        load_state_dict(*module, tensors);
+      };
+      return;
+    }
+    if (!item.optimizer()) {
+      load = item.prepare_load(saved);
+      return;
+    }
+    const OptimizerShards::State own = optimizer_state_of(*item.optimizer());
+    const auto& module = module_of_optimizer(state, name, own);
+    OptimizerState by_number = optimizer_state_for(
+        saved, own.groups, named_groups(own, module), names_of(own, module));
+    std::shared_ptr<PreparedOptimizer> prepared;
+    if (auto* sharded = dynamic_cast<OptimizerShards*>(item.optimizer())) {
+      prepared = prepare_shards(*sharded, std::move(by_number));
+    } else {
+      prepared = std::make_shared<OptimizerLoad>(*item.optimizer(), by_number);
+    }
+    load = [prepared] { prepared->apply(); };
+  });
+  return load;
 }
 
 }  // namespace lockstep::internal

@@ -63,6 +63,12 @@ std::unique_ptr<PreparedOptimizer> prepare_shards(OptimizerShards& optimizer,
 void restore_numbers(const Snapshot& saved, TrainingState& state,
                      std::vector<std::string>& not_restored);
 
+// Calls `prepare`, which makes the checks for restoring an item. What it throws
+// for a state that does not fit, std::invalid_argument or std::runtime_error,
+// becomes a std::invalid_argument that names the item.
+void with_name_of_item(const std::string& name,
+                       const std::function<void()>& prepare);
+
 // Makes every check for restoring an item from a file, and returns what
 // restores it. Throws std::invalid_argument.
 std::function<void()> prepare_item(const TrainingState& state,

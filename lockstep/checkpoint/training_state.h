@@ -79,7 +79,9 @@ struct SnapshotOptions {
 
   // The next two are for folders. How many of the newest snapshots stay after a
   // save; older ones are removed. With 2 or more there is another one if the
-  // newest is damaged later. 0 means that all stay.
+  // newest is damaged later: one of another step, because a snapshot that is
+  // repeated at the same step takes the place of the one before it. 0 means
+  // that all stay.
   int64_t keep_last{0};
 
   // Snapshots whose TrainingState::step is a multiple of this number stay, too.

@@ -6,16 +6,20 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <utility>
 
+#include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/shown_text.h"
 
 namespace lockstep::internal {
 namespace {
 
 constexpr int kStderrAllowance = 1000;  // milliseconds
+// As kSystemError; the programs that link LibTorch do not see its header.
+constexpr int kOutputLost = 1;
 
 std::string spellings(const std::string& name, const std::string& short_name) {
   std::string all = short_name.empty() ? name : short_name + "," + name;
@@ -142,8 +146,31 @@ std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage) {
   return std::make_shared<HelpFormatter>(usage);
 }
 
+CLI::App* add_command(CLI::App& parent, const std::string& name,
+                      const std::string& description,
+                      const std::string& usage) {
+  CLI::App* command = parent.add_subcommand(name, description);
+  // `lockstep run` takes all arguments after its program as they are, and
+  // commands that are added after it inherit that.
+  command->prefix_command(false);
+  command->formatter(make_help_formatter(usage));
+  command->get_help_ptr()->description("Print this help and exit");
+  return command;
+}
+
 void write_output(std::string_view text) {
   std::cout << shown_text(text) << std::flush;
+}
+
+int end_output(std::string_view name, int exit_code) {
+  const bool is_whole =
+      std::cout.flush() && std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_whole) return exit_code;
+  write_message(name,
+                "its output could not be written; the disk that it goes to may "
+                "be full, or "
+                "its reader may have gone");
+  return exit_code != 0 ? exit_code : kOutputLost;
 }
 
 void write_message(std::string_view name, std::string_view text) {
@@ -152,11 +179,13 @@ void write_message(std::string_view name, std::string_view text) {
   line += shown_text(text);
   line += '\n';
   std::string_view rest = line;
+  const FileDescriptor terminal = open_terminal_of(STDERR_FILENO);
+  const int fd = terminal ? terminal.get() : STDERR_FILENO;
   while (!rest.empty()) {
-    pollfd entry{STDERR_FILENO, POLLOUT, 0};
+    pollfd entry{fd, POLLOUT, 0};
     if (poll(&entry, 1, kStderrAllowance) <= 0) return;
-    const ssize_t count = write(STDERR_FILENO, rest.data(),
-                                std::min<size_t>(rest.size(), PIPE_BUF));
+    const ssize_t count =
+        write(fd, rest.data(), std::min<size_t>(rest.size(), PIPE_BUF));
     if (count <= 0) return;
     rest.remove_prefix(static_cast<size_t>(count));
   }

@@ -39,13 +39,25 @@ std::vector<std::string> separate_values(const CLI::App& app,
 // option.
 std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage);
 
+// Adds a command that takes no arguments but its own, unless the caller sets
+// prefix_command(), with a help that begins with `usage`. `parent` owns it.
+CLI::App* add_command(CLI::App& parent, const std::string& name,
+                      const std::string& description, const std::string& usage);
+
 // Writes the result of a command to stdout, by shown_text()
 // (base/shown_text.h): it may hold what another user's job says.
 void write_output(std::string_view text);
 
+// Returns the exit code of a program that has written its output to stdout and
+// would end with `exit_code`. It has failed if the output is not where it
+// should be: a full disk shows when the last of it is written. Then this says
+// so, under the program's `name`, and returns 1 instead of 0.
+int end_output(std::string_view name, int exit_code);
+
 // Writes "<name>: <text>" and a newline to stderr at once, by shown_text(),
 // too. Gives up if the reader takes nothing for 1 s: the launcher's signals
-// must not wait for it.
+// must not wait for it. (Only one of a terminal that this process may not open
+// is awaited: open_terminal_of().)
 void write_message(std::string_view name, std::string_view text);
 
 }  // namespace lockstep::internal

@@ -98,15 +98,10 @@ std::string bash_script(const CLI::App& app) {
 }  // namespace
 
 void add_completion_command(CLI::App& app) {
-  CLI::App* completion = app.add_subcommand(
-      "completion", "Print a script that completes commands in a shell");
-  // Commands that are added after `lockstep run` would take all arguments, as
-  // it does.
-  completion->prefix_command(false);
-  completion->formatter(make_help_formatter(
+  CLI::App* completion = add_command(
+      app, "completion", "Print a script that completes commands in a shell",
       "lockstep completion bash|zsh\n"
-      "  In ~/.bashrc or ~/.zshrc: source <(lockstep completion bash)"));
-  completion->get_help_ptr()->description("Print this help and exit");
+      "  In ~/.bashrc or ~/.zshrc: source <(lockstep completion bash)");
   completion->require_subcommand(1);
   completion->add_subcommand("bash", "For bash")->callback([&app] {
     std::cout << bash_script(app);

@@ -169,12 +169,8 @@ int examine_or_explain(bool as_json, RunArguments arguments) {
 }  // namespace
 
 void add_doctor_command(CLI::App& app, int& exit_code) {
-  CLI::App* doctor = app.add_subcommand(
-      "doctor", "Say what a job would find missing or slow on this host");
-  // `lockstep run` takes all arguments after its program as they are, and
-  // commands that are added after it inherit that; this one must not.
-  doctor->prefix_command(false);
-  doctor->formatter(make_help_formatter(
+  CLI::App* doctor = add_command(
+      app, "doctor", "Say what a job would find missing or slow on this host",
       "lockstep doctor [--json] [--nnodes N --rdzv-endpoint HOST[:PORT]]\n"
       "  Looks at this host as a job would: cores, memory, limits, GPUs, "
       "LibTorch,\n  network, clock, and an all-reduce of two ranks. Takes some "
@@ -194,8 +190,7 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
       "~/secret\n"
       "  srun --ntasks-per-node=1 lockstep doctor\n"
       "Exit code 0: nothing fails; 1: something does, here or on another "
-      "node; 2: the\noptions are wrong."));
-  doctor->get_help_ptr()->description("Print this help and exit");
+      "node; 2: the\noptions are wrong.");
   auto as_json = std::make_shared<bool>(false);
   doctor->add_flag("--json", *as_json, "Print one JSON document");
   auto arguments = std::make_shared<RunArguments>();

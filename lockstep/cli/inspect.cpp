@@ -56,16 +56,15 @@ int inspect_snapshot(const SnapshotArguments& arguments) {
 }
 
 void add_snapshot_command(CLI::App& inspect, int& exit_code) {
-  CLI::App* snapshot = inspect.add_subcommand(
-      "snapshot", "List a snapshot's tensors, verify it, or compare two");
-  snapshot->formatter(make_help_formatter(
+  CLI::App* snapshot = add_command(
+      inspect, "snapshot",
+      "List a snapshot's tensors, verify it, or compare two",
       "lockstep inspect snapshot [--verify] [--json] PATH\n"
       "       lockstep inspect snapshot --diff OTHER [--json] PATH\n"
       "  PATH and OTHER are files or folders. Of a folder of snapshots the "
       "newest is\n  taken.\n"
       "  Exit code 0: the snapshot is sound, or equal to OTHER; 1: it is "
-      "damaged, no\n  snapshot, or differs; 2: a file cannot be read."));
-  snapshot->get_help_ptr()->description("Print this help and exit");
+      "damaged, no\n  snapshot, or differs; 2: a file cannot be read.");
   auto arguments = std::make_shared<SnapshotArguments>();
   snapshot
       ->add_option("PATH", arguments->path,
@@ -87,23 +86,17 @@ void add_snapshot_command(CLI::App& inspect, int& exit_code) {
 }  // namespace
 
 void add_inspect_command(CLI::App& app, int& exit_code) {
-  CLI::App* inspect = app.add_subcommand(
-      "inspect", "Look at the records and snapshots that jobs left");
-  // `lockstep run` takes all arguments after its program as they are, and
-  // commands that are added after it inherit that; this one must not.
-  inspect->prefix_command(false);
-  inspect->formatter(make_help_formatter("lockstep inspect COMMAND ..."));
-  inspect->get_help_ptr()->description("Print this help and exit");
+  CLI::App* inspect = add_command(
+      app, "inspect", "Look at the records and snapshots that jobs left",
+      "lockstep inspect COMMAND ...");
   inspect->require_subcommand(1);
 
-  CLI::App* flight = inspect->add_subcommand(
-      "flight", "Compare the flight records of a job's ranks");
-  flight->formatter(make_help_formatter(
+  CLI::App* flight = add_command(
+      *inspect, "flight", "Compare the flight records of a job's ranks",
       "lockstep inspect flight [--json] FILE...\n"
       "  Each FILE is the record of one rank: lockstep-flight-*-rank*.json.\n"
       "  Exit code 0: the ranks made the same calls; 1: they diverged; 2: a "
-      "FILE is\n  not such a record."));
-  flight->get_help_ptr()->description("Print this help and exit");
+      "FILE is\n  not such a record.");
   auto arguments = std::make_shared<FlightArguments>();
   flight->add_option("FILE", arguments->files, "Records, one for each rank")
       ->required()

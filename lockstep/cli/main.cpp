@@ -31,16 +31,6 @@ std::filesystem::path installation() {
       .parent_path();
 }
 
-// Returns the exit code of a command, which has failed if its output is not
-// where it should be: a full disk shows when the last of it is written.
-int ended(const std::string& command, int exit_code) {
-  if (std::cout.flush()) return exit_code;
-  lockstep::internal::write_message(
-      command,
-      "its output could not be written; is the disk full that it goes to?");
-  return exit_code != 0 ? exit_code : lockstep::internal::kSystemError;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -96,9 +86,10 @@ int main(int argc, char** argv) {
     // CLI11 takes the arguments in reverse order.
     std::reverse(arguments.begin(), arguments.end());
     app.parse(std::move(arguments));
-    return ended(command, exit_code);
+    return lockstep::internal::end_output(command, exit_code);
   } catch (const CLI::Success& help_or_version) {
-    return ended(command, app.exit(help_or_version, std::cout, std::cerr));
+    return lockstep::internal::end_output(
+        command, app.exit(help_or_version, std::cout, std::cerr));
   } catch (const CLI::ParseError& error) {
     lockstep::internal::write_message(
         command, lockstep::internal::shown_line(error.what()) + "; see " +

@@ -39,9 +39,9 @@ int report_trace(const TraceArguments& arguments) {
 }
 
 void add_trace_command(CLI::App& report, int& exit_code) {
-  CLI::App* trace = report.add_subcommand(
-      "trace", "Say where the time of a step went, by the ranks' traces");
-  trace->formatter(make_help_formatter(
+  CLI::App* trace = add_command(
+      report, "trace",
+      "Say where the time of a step went, by the ranks' traces",
       "lockstep report trace [--output FILE] [--json] DIR\n"
       "  DIR holds the traces of a job's ranks, as torch.profiler and "
       "Lockstep's "
@@ -51,8 +51,7 @@ void add_trace_command(CLI::App& report, int& exit_code) {
       "  lockstep report trace traces/ --output merged.json   # for "
       "ui.perfetto.dev\n"
       "  lockstep report trace traces/ --json\n"
-      "Exit code 0: the report was printed; 2: a trace cannot be read."));
-  trace->get_help_ptr()->description("Print this help and exit");
+      "Exit code 0: the report was printed; 2: a trace cannot be read.");
   auto arguments = std::make_shared<TraceArguments>();
   trace
       ->add_option("DIR", arguments->folder,
@@ -72,12 +71,8 @@ void add_trace_command(CLI::App& report, int& exit_code) {
 
 void add_report_command(CLI::App& app, int& exit_code) {
   CLI::App* report =
-      app.add_subcommand("report", "Say how well jobs used their time");
-  // `lockstep run` takes all arguments after its program as they are, and
-  // commands that are added after it inherit that; this one must not.
-  report->prefix_command(false);
-  report->formatter(make_help_formatter("lockstep report COMMAND ..."));
-  report->get_help_ptr()->description("Print this help and exit");
+      add_command(app, "report", "Say how well jobs used their time",
+                  "lockstep report COMMAND ...");
   report->require_subcommand(1);
   add_trace_command(*report, exit_code);
   add_scaling_command(*report, app, exit_code);

@@ -140,11 +140,6 @@ int launch(const RunArguments& arguments) {
     say("OMP_NUM_THREADS is not set: every worker gets OMP_NUM_THREADS=1; "
         "--omp-threads=auto gives each its share of the cores");
   }
-  // That of an earlier job must not be taken for this one's.
-  std::error_code ignored;
-  if (options.report && !is_written_through(*options.report)) {
-    std::filesystem::remove(*options.report, ignored);
-  }
   JobReport outcome = outcome_so_far(options);
   const GuardedEnd end = run_guarded(
       [&](GuardianLink link) {
@@ -177,6 +172,13 @@ int launch_or_explain(RunArguments arguments,
   try {
     strip_numbers(arguments);
     set_command(arguments, std::move(remaining));
+    // The report of an earlier job must not be taken for this one's, even if
+    // this one cannot begin. Not before there is a program: a value that was
+    // forgotten would make the program the report.
+    if (!arguments.report.empty() && !is_written_through(arguments.report)) {
+      std::error_code ignored;
+      std::filesystem::remove(arguments.report, ignored);
+    }
     return launch(arguments);
   } catch (const ProgramError& error) {
     reason = error.what();
@@ -198,14 +200,12 @@ int launch_or_explain(RunArguments arguments,
 }  // namespace
 
 void add_run_command(CLI::App& app, int& exit_code) {
-  CLI::App* run = app.add_subcommand(
-      "run", "Start one worker for each rank and watch them (as torchrun)");
-  run->formatter(make_help_formatter(
+  CLI::App* run = add_command(
+      app, "run", "Start one worker for each rank and watch them (as torchrun)",
       "lockstep run [OPTIONS] PROGRAM [ARGUMENTS...]\n"
       "  A PROGRAM that ends in .py runs under Python. Options are also taken "
       "with\n  underscores, and from PET_... variables as torchrun does: "
-      "PET_NPROC_PER_NODE=2."));
-  run->get_help_ptr()->description("Print this help and exit");
+      "PET_NPROC_PER_NODE=2.");
   // Everything from the first argument that is not an option belongs to the
   // program. After "--" CLI11 leaves that with the parent.
   run->prefix_command();

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/cli/command_line.h"
 
 namespace lockstep::internal {
@@ -231,14 +232,6 @@ void add_run_arguments(CLI::App& run, RunArguments& arguments) {
       "Where the ranks of C++ programs meet: agent, at a store of the "
       "launcher's; tcp, at rank 0's TCPStore; auto, at the launcher's unless "
       "their backend is one that Python has, too [auto]");
-}
-
-std::string stripped(std::string_view text) {
-  constexpr std::string_view kWhite = " \t\r\n\v\f";
-  const size_t begin = text.find_first_not_of(kWhite);
-  if (begin == text.npos) return "";
-  return std::string(
-      text.substr(begin, text.find_last_not_of(kWhite) - begin + 1));
 }
 
 void strip_numbers(RunArguments& arguments) {

@@ -61,9 +61,6 @@ struct RunArguments {
   std::vector<std::string> command;
 };
 
-// Returns `text` without the white space around it.
-std::string stripped(std::string_view text);
-
 // Removes the white space around numbers and addresses: variables that come
 // from files and templates may end with a newline.
 void strip_numbers(RunArguments& arguments);

@@ -293,7 +293,7 @@ std::vector<Endpoint> store_endpoints(const RunArguments& arguments,
     while (true) {
       const size_t comma = rest.find(',');
       endpoints.push_back(
-          parse_endpoint("--rdzv-endpoint", rest.substr(0, comma),
+          parse_endpoint("--rdzv-endpoint", stripped(rest.substr(0, comma)),
                          c10d ? kDefaultC10dPort : kDefaultPort));
       refuse_repeated(endpoints, arguments.rdzv_endpoint);
       if (comma == rest.npos) return endpoints;

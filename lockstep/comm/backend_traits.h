@@ -81,7 +81,7 @@ class PeerNotices {
   // Ends pending operations as the destructor does, and then tells the peers
   // that this rank has left: operations that still wait for something from it
   // fail at once, and what it has given them stays theirs. No operation may
-  // follow. No other thread may use the backend meanwhile.
+  // follow, and no abort(). No other thread may use the backend meanwhile.
   virtual void leave() = 0;
 };
 

@@ -97,7 +97,6 @@ class BucketReduction {
   // arena's beginning; or kInBucket. This memory, too, does not belong to this
   // rank until finish(), or until reclaim() if the reduction is given up. Only
   // if moves().
-  static constexpr uint64_t kInBucket = ~uint64_t{0};
   virtual void publish(size_t bucket, std::span<const uint64_t> places) = 0;
   void publish(size_t bucket) { publish(bucket, {}); }
 

@@ -13,6 +13,10 @@ enum class Results : uint8_t {
   owned,       // those that the rank owns: a reduce-scatter in place
 };
 
+// In place of an offset in a rank's arena, for a movable range of a bucket: the
+// range lies in the bucket.
+inline constexpr uint64_t kInBucket = ~uint64_t{0};
+
 // How the errors of a reduction call its iterations, whose numbers may be codes
 // that only its caller understands.
 struct IterationWords {

@@ -318,18 +318,37 @@ class JoinedWorks final : public Work {
     }
     return true;
   }
+  std::vector<at::Tensor> result() override {
+    std::vector<at::Tensor> all;
+    for (auto& work : works_) append(all, work->result());
+    return all;
+  }
   void synchronize() override { wait(::kNoTimeout); }
   void abort() override {
     for (auto& work : works_) work->abort();
   }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+  FuturePtr getFuture() override {
+    c10::List<FuturePtr> futures(
         c10::FutureType::create(c10::ListType::ofTensors()));
     for (auto& work : works_) futures.push_back(work->getFuture());
-    return c10::collectAll(futures);
+    return c10::collectAll(futures)->then(
+        [futures](c10::ivalue::Future& ended) -> c10::IValue {
+          if (ended.hasError()) std::rethrow_exception(ended.exception_ptr());
+          std::vector<at::Tensor> all;
+          for (size_t i = 0; i < futures.size(); ++i) {
+            append(all, futures.get(i)->value().toTensorVector());
+          }
+          return all;
+        },
+        c10::ListType::ofTensors());
   }
 
  private:
+  static void append(std::vector<at::Tensor>& all,
+                     const std::vector<at::Tensor>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
+
   std::vector<WorkPtr> works_;
 };
 

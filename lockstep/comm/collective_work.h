@@ -45,7 +45,8 @@ WorkPtr run_message(Call call, bool async_op, Buffers buffers,
 void give_up(Work& message);
 
 // Joins several works into one, which has ended when all have, and has failed
-// with the first of them that failed.
+// with the first of them that failed. Its future's value and its result() are
+// the tensors of all of them, in that order.
 WorkPtr join_works(std::vector<WorkPtr> works);
 
 }  // namespace lockstep::internal

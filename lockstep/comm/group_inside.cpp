@@ -59,7 +59,7 @@ void GroupInside::end_generation() {
 
 bool GroupInside::renumber(const std::vector<int>& members,
                            const std::vector<int>& all) {
-  if (!why_lost_.empty()) return false;
+  if (is_lost()) return false;
   std::vector<int> left;
   std::vector<int> numbers;
   std::vector<int> lost;
@@ -132,7 +132,7 @@ void GroupInside::refuse_in_child() const {
 }
 
 void GroupInside::refuse_without_generation() const {
-  if (!why_lost_.empty()) throw LostGroupError(why_lost_);
+  if (is_lost()) throw LostGroupError(why_lost_);
   throw c10::DistBackendError(
       "group '" + name_ +
       "' has lost a rank, and reconfigure() has not made it again");
@@ -141,6 +141,22 @@ void GroupInside::refuse_without_generation() const {
 uint64_t GroupInside::next_split(const std::vector<int>& ranks) {
   const std::lock_guard lock(splits_mutex_);
   return ++splits_[ranks];
+}
+
+std::string GroupInside::departures() const {
+  if (closed_) return {};
+  for (const auto& [type, backend] : now_.backends) {
+    const auto* notices = dynamic_cast<const PeerNotices*>(backend.get());
+    if (notices == nullptr) continue;
+    auto departures = notices->departures();
+    if (!departures.empty()) return departures;
+  }
+  return {};
+}
+
+bool GroupInside::misses_peers() const {
+  return (now_.life_signs && now_.life_signs->misses_any(global_ranks_)) ||
+         !departures().empty();
 }
 
 bool GroupInside::hears_departures() const {

@@ -54,6 +54,8 @@ class GroupInside final : public ProcessGroup {
   // has `all` ranks: only such a group goes on with fewer. The others are lost,
   // and their use throws LostGroupError.
   bool renumber(const std::vector<int>& members, const std::vector<int>& all);
+  // Whether renumber() has returned false.
+  bool is_lost() const { return !why_lost_.empty(); }
   // The ranks of the group, by the numbers that they had when this process made
   // its default group.
   const std::vector<int>& origins() const { return origins_; }
@@ -105,6 +107,14 @@ class GroupInside final : public ProcessGroup {
   void require_own_process() const {
     if (is_foreign()) refuse_in_child();
   }
+
+  // Returns what the backends say about peers that are gone or have failed
+  // (PeerNotices::departures()); empty if all are well, or the group was
+  // destroyed. Any thread.
+  std::string departures() const;
+  // Returns whether failed_peers() has something to say, as far as this rank
+  // knows at once: asks no store and waits for no lock. Any thread.
+  bool misses_peers() const;
 
   // Whether the CPU backend itself notices when any peer goes, and says so in
   // its errors.

@@ -95,13 +95,12 @@ void abandon_world(World& w) {
   w.group_count = 0;
 }
 
-// Called while the process ends, maybe in the middle of anything, so it does
-// not wait for the lock of World.
-std::string failed_peers_if_known() {
+// Called while the process ends, maybe in the middle of anything, so it waits
+// for no lock, and not for the store.
+bool misses_peers() {
   World& w = world();
   const std::unique_lock lock(w.mutex, std::try_to_lock);
-  if (!lock || !w.group || is_foreign(w)) return {};
-  return w.group->failed_peers();
+  return lock && w.group && !is_foreign(w) && inside(w.group).misses_peers();
 }
 
 enum class Leaving {
@@ -128,7 +127,14 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, Leaving leaving) {
   if (leaving == Leaving::aborted) {
     // Outside the lock, because continuations of pending operations run in
     // abort() and may ask for the default group.
-    for (const auto& each : released) each->abort();
+    for (const auto& each : released) {
+      try {
+        each->abort();
+      } catch (const std::exception&) {
+        // The group's guard may end this because of an exception of the
+        // program. That one, and not a backend's, is to reach the program.
+      }
+    }
   }
   status.reset();
   if (leaving != Leaving::normal) {
@@ -457,7 +463,7 @@ ProcessGroupGuard join_world(const std::string& backend,
   w.meeting = std::move(meeting);
   w.status = std::make_unique<internal::StatusPublisher>(group.rank);
   internal::forget_failure();
-  internal::identify_process(group.rank, failed_peers_if_known);
+  internal::identify_process(group.rank, misses_peers);
   return ProcessGroupGuard(w.group);
 }
 

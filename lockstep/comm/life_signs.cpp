@@ -16,6 +16,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/number_list.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 
 namespace lockstep::internal {
@@ -23,6 +24,9 @@ namespace {
 
 // A rank that has not joined yet is looked for in the store this often.
 constexpr std::chrono::milliseconds kBetweenQuestions{100};
+// How long the answer of the store is awaited. Clients of LibTorch's stores
+// wait for ever, and rank 0, which hosts the store, may be stopped.
+constexpr std::chrono::milliseconds kAnswer{1'000};
 
 // Suffixes of the name of a rank that has left.
 constexpr const char* kLeft = "-left";
@@ -44,11 +48,11 @@ int with_address(const std::string& name, Call call) {
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
 }
 
-// Whether a process has bound `name`. Also true if that cannot be asked: this
-// process may have no descriptor left.
-bool has_owner(const std::string& name) {
+// Whether a process has bound `name`; nothing if that cannot be asked, because
+// this process has no descriptor left.
+std::optional<bool> has_owner(const std::string& name) {
   const auto socket = datagram_socket();
-  if (!socket) return true;
+  if (!socket) return std::nullopt;
   return with_address(name,
                       [&](const sockaddr* address, socklen_t size) {
                         return ::connect(socket.get(), address, size);
@@ -57,10 +61,10 @@ bool has_owner(const std::string& name) {
 }
 
 // Returns how the owner of a name has said that it left; nothing if its process
-// ended without that, or has ended since.
+// ended without that, or has ended since, or if that cannot be asked.
 std::optional<LifeSigns::End> end_said_at(const std::string& name) {
-  if (has_owner(name + kLeft)) return LifeSigns::End::left;
-  if (has_owner(name + kFailed)) return LifeSigns::End::failed;
+  if (has_owner(name + kLeft) == true) return LifeSigns::End::left;
+  if (has_owner(name + kFailed) == true) return LifeSigns::End::failed;
   return std::nullopt;
 }
 
@@ -120,16 +124,52 @@ std::vector<int> LifeSigns::everyone() const {
   return ranks;
 }
 
-std::optional<std::string> LifeSigns::said_by(int rank) {
-  if (store_failed_) return std::nullopt;
+bool LifeSigns::is_answered(std::chrono::milliseconds patience) const {
+  return !call_.valid() ||
+         call_.wait_for(patience) == std::future_status::ready;
+}
+
+bool LifeSigns::call_store(std::function<void(c10d::Store&)> call) {
+  if (store_failed_) return false;
   try {
-    if (!store_->check({key(rank)})) return std::nullopt;
-    return store_->get_to_str(key(rank));
+    std::packaged_task<void()> task(
+        [store = store_, call = std::move(call)] { call(*store); });
+    call_ = task.get_future();
+    quiet_thread(std::move(task)).detach();
+    if (!is_answered(kAnswer)) return false;
+    call_.get();
+    return true;
   } catch (const c10::Error&) {
     // The store is gone. It is not asked again, because LibTorch prints a
     // warning each time.
     store_failed_ = true;
-    return std::nullopt;
+  } catch (const std::system_error&) {
+    // The system gives no thread now, or a FileStore has no descriptor.
+  }
+  return false;
+}
+
+std::map<int, std::string> LifeSigns::said_by(const std::vector<int>& ranks) {
+  // A client makes one call at a time, so another one would only wait, too.
+  if (ranks.empty() || !is_answered({})) return {};
+  take_late_answer();
+  std::map<int, std::string> keys;
+  for (const int rank : ranks) keys[rank] = key(rank);
+  answer_ = std::make_shared<std::map<int, std::string>>();
+  const auto ask = [said = answer_, keys](c10d::Store& store) {
+    for (const auto& [rank, key] : keys) {
+      if (store.check({key})) (*said)[rank] = store.get_to_str(key);
+    }
+  };
+  if (!call_store(ask)) return {};
+  return *std::exchange(answer_, nullptr);
+}
+
+// Takes in the answer to a question that came after its second.
+void LifeSigns::take_late_answer() {
+  if (!answer_ || !is_answered({})) return;
+  for (const auto& [rank, said] : *std::exchange(answer_, nullptr)) {
+    take_in(peers_[rank], said);
   }
 }
 
@@ -152,14 +192,20 @@ void LifeSigns::learn_all() {
   std::lock_guard lock(mutex_);
   has_all_ = peers_.size() == 1;
   if (identity_.empty() || has_all_) return;
+  auto ranks = everyone();
   std::vector<std::string> keys;
-  for (const int rank : everyone()) keys.push_back(key(rank));
+  for (const int rank : ranks) keys.push_back(key(rank));
   try {
-    if (!store_->check(keys)) return;  // some ranks are Python's
-    has_all_ = true;
+    has_all_ = store_->check(keys);
+    if (!has_all_) {  // some ranks are Python's
+      std::erase_if(ranks,
+                    [&](int rank) { return !store_->check({keys[rank]}); });
+      keys.clear();
+      for (const int rank : ranks) keys.push_back(key(rank));
+    }
     const auto all = store_->multiGet(keys);
-    for (const int rank : everyone()) {
-      take_in(peers_[rank], {all[rank].begin(), all[rank].end()});
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      take_in(peers_[ranks[i]], {all[i].begin(), all[i].end()});
     }
   } catch (const c10::Error&) {
     store_failed_ = true;
@@ -179,21 +225,32 @@ std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
     return End::died;
   }
   // The peer died, or it left and its process has ended since.
-  const auto said = said_by(rank);
+  const auto said = said_by({rank})[rank];
   if (said == "left") return End::left;
   return said == "failed" ? End::failed : End::died;
 }
 
-void LifeSigns::learn(Peer& peer, int rank, Clock::time_point now) {
-  if (peer.end || peer.unknowable) return;
-  if (peer.socket.empty()) {
-    if (now - peer.asked < kBetweenQuestions) return;
+// Asks the store where to look for those of `ranks` that are not known yet.
+void LifeSigns::learn_names(const std::vector<int>& ranks,
+                            Clock::time_point now) {
+  take_late_answer();
+  std::vector<int> unknown;
+  for (const int rank : ranks) {
+    auto& peer = peers_.at(rank);
+    if (rank == rank_ || peer.end || peer.unknowable || !peer.socket.empty() ||
+        now - peer.asked < kBetweenQuestions) {
+      continue;
+    }
     peer.asked = now;
-    if (const auto said = said_by(rank)) take_in(peer, *said);
-    if (peer.socket.empty()) return;
+    unknown.push_back(rank);
   }
-  if (has_owner(peer.socket)) return;
+  for (const auto& [rank, said] : said_by(unknown)) take_in(peers_[rank], said);
+}
+
+void LifeSigns::learn(Peer& peer, int rank, Clock::time_point now) {
+  if (peer.end || peer.unknowable || peer.socket.empty()) return;
   if (!peer.missed) {
+    if (has_owner(peer.socket) != false) return;
     peer.missed = now;
     // Within grace_ the process may end, and the store with rank 0. Then only
     // what is seen now tells that the peer had left.
@@ -210,6 +267,7 @@ std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
   std::lock_guard lock(mutex_);
   if (identity_.empty()) return all;
   const auto now = Clock::now();
+  learn_names(ranks, now);
   for (const int rank : ranks) {
     if (rank == rank_) continue;
     auto& peer = peers_.at(rank);
@@ -225,6 +283,17 @@ std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
   return all;
 }
 
+bool LifeSigns::misses_any(const std::vector<int>& ranks) {
+  if (made_in_.is_foreign()) return false;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock && std::ranges::any_of(ranks, [&](int rank) {
+           const auto& peer = peers_.at(rank);
+           return rank != rank_ &&
+                  (peer.end ||
+                   (!peer.socket.empty() && has_owner(peer.socket) == false));
+         });
+}
+
 std::vector<LifeSigns::Gone> LifeSigns::gone() { return gone(everyone()); }
 
 std::vector<LifeSigns::Gone> LifeSigns::gone_for_good(
@@ -232,6 +301,7 @@ std::vector<LifeSigns::Gone> LifeSigns::gone_for_good(
   constexpr std::chrono::milliseconds kPause{5};
   while (true) {
     auto all = gone(ranks);
+    if (made_in_.is_foreign()) return all;
     {
       std::lock_guard lock(mutex_);
       if (std::ranges::none_of(ranks, [&](int rank) {
@@ -258,11 +328,11 @@ void LifeSigns::leave(End end) {
       ended_socket_ =
           named_socket(name_ + (end == End::left ? kLeft : kFailed));
       // Peers may look after this process has ended, so the store says it, too.
-      if (!store_failed_) {
-        store_->set(key(rank_), end == End::left ? "left" : "failed");
+      if (is_answered(kAnswer)) {
+        call_store(
+            [key = key(rank_), word = end == End::left ? "left" : "failed"](
+                c10d::Store& store) { store.set(key, word); });
       }
-    } catch (const c10::Error&) {
-      store_failed_ = true;
     } catch (const std::system_error&) {
       // The peers see a death then.
     }

@@ -3,6 +3,10 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -30,7 +34,10 @@ namespace lockstep::internal {
 // Key, in the default group's own part of the store: "alive/RANK", with the
 // value "here HOST NAME", later "left" or "failed".
 //
-// Threads: any. No call waits for a peer; gone() and leave() may ask the store.
+// Threads: any. No call waits for a peer. gone() and leave() may call the
+// store, and wait for its answer for a second at most: a peer about which it
+// does not answer is not known, or has died. learn_all() waits as long as the
+// store does.
 class LifeSigns {
  public:
   // How a rank ends its part in the world.
@@ -70,6 +77,10 @@ class LifeSigns {
   // certain about the ranks that seem to be gone.
   std::vector<Gone> gone_for_good(const std::vector<int>& ranks);
   std::vector<Gone> gone_for_good();
+  // Returns whether one of `ranks` is gone, as far as this rank can tell
+  // without the store. Waits for nothing, not even for a lock: while another
+  // thread is in a call, nothing is known.
+  bool misses_any(const std::vector<int>& ranks);
 
   // Reads from the store, after all ranks have come, where to look for each of
   // them: so this is still known when the store is gone.
@@ -95,8 +106,17 @@ class LifeSigns {
 
   std::string key(int rank) const;
   std::vector<int> everyone() const;
-  std::optional<std::string> said_by(int rank);
+  // Calls `call` with the store, on a thread of its own. Returns whether it has
+  // ended well within kAnswer; it goes on if it has not. The call before must
+  // have ended.
+  bool call_store(std::function<void(c10d::Store&)> call);
+  // Whether the last call ends within this time.
+  bool is_answered(std::chrono::milliseconds patience) const;
+  // Returns the values of those ranks whose keys the store has.
+  std::map<int, std::string> said_by(const std::vector<int>& ranks);
+  void take_late_answer();
   void take_in(Peer& peer, const std::string& said);
+  void learn_names(const std::vector<int>& ranks, Clock::time_point now);
   void learn(Peer& peer, int rank, Clock::time_point now);
   std::optional<End> end_of(const Peer& peer, int rank);
 
@@ -111,6 +131,10 @@ class LifeSigns {
   std::string name_;
   std::string identity_;  // of this host; empty if it has none
   std::vector<Peer> peers_;
+  std::future<void> call_;  // the last call_store(), which may be under way
+  // The answer to the last question of said_by(); null if it was taken.
+  // Shared with the call.
+  std::shared_ptr<std::map<int, std::string>> answer_;
   bool store_failed_ = false;
   bool has_all_ = false;
 };

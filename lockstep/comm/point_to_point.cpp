@@ -164,11 +164,12 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
       throw call.mistake(
           "the operations name different groups; give operations of one group");
     }
-    // All are checked before the first is started.
-    internal::require_dense(call, "a tensor of the list", op.tensor);
-    require_tag(call, op.tag);
-    call.backend(op.tensor);
-    require_peer(call, "peer", op.peer);
+    // All are checked before the first is started. This checks the timeout.
+    const internal::Call one(call.operation, op.group, op.timeout);
+    internal::require_dense(one, "a tensor of the list", op.tensor);
+    require_tag(one, op.tag);
+    one.backend(op.tensor);
+    require_peer(one, "peer", op.peer);
     if (op.op == P2POp::Kind::irecv) received.push_back(op.tensor);
   }
   internal::require_apart(call, received);

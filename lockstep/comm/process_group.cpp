@@ -1,6 +1,7 @@
 #include "lockstep/comm/process_group.h"
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -31,16 +32,8 @@ std::string ProcessGroup::failed_peers() const {
     gone = in.now_.life_signs->gone_for_good(global_ranks_);
   // Whether a rank that left normally is missed is for the backend to judge: it
   // may have given all that its peers need.
-  std::string words = internal::words_of(gone);
-  if (in.closed_) return words;
-  for (const auto& [type, backend] : in.now_.backends) {
-    const auto* notices =
-        dynamic_cast<const internal::PeerNotices*>(backend.get());
-    if (notices == nullptr) continue;
-    const auto departures = notices->departures();
-    if (!departures.empty()) return departures;
-  }
-  return words;
+  const auto departures = in.departures();
+  return departures.empty() ? internal::words_of(gone) : departures;
 }
 
 int ProcessGroup::group_rank(int global_rank) const {
@@ -81,14 +74,22 @@ void ProcessGroup::abort(const std::string& cause) {
     const std::lock_guard lock(in.cause_mutex_);
     first = in.cause_;
   }
+  std::exception_ptr error;
   for (auto& [type, backend] : in.now_.backends) {
     auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get());
-    if (notices != nullptr && !first.empty()) {
-      notices->abort_because(first);
-    } else {
-      backend->abort();
+    // It has ended its operations already, and leave() allows no call.
+    if (notices != nullptr && in.closed_) continue;
+    try {
+      if (notices != nullptr && !first.empty()) {
+        notices->abort_because(first);
+      } else {
+        backend->abort();
+      }
+    } catch (...) {
+      error = std::current_exception();
     }
   }
+  if (error) std::rethrow_exception(error);
 }
 
 ProcessGroupPtr ProcessGroupPtr::not_a_member(std::string refusal) {

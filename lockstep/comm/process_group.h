@@ -65,7 +65,7 @@ class ProcessGroup {
 
   // Returns the peers that this rank knows, by any means, to be gone or to have
   // failed: "rank 3 died"; empty if all are well. For use after a failure. Any
-  // thread may call; may ask the store.
+  // thread may call; may ask the store, for a second at most.
   std::string failed_peers() const;
 
   // The backends that new groups get: "cpu:gloo" or "cpu:gloo,cuda:nccl".
@@ -81,7 +81,8 @@ class ProcessGroup {
   // afterwards. `cause` tells which rank failed first and how: peers that share
   // memory with this rank throw these words, up to 443 bytes. If it is empty
   // they are told why an operation of this rank failed before, if another rank
-  // was the cause, and otherwise they name this rank.
+  // was the cause, and otherwise they name this rank. Passes on what a backend
+  // throws, after all backends were aborted.
   void abort(const std::string& cause = {});
 
  private:

@@ -176,6 +176,9 @@ class Looking {
 // there are any. Returns the groups that are not lost.
 std::vector<ProcessGroupPtr> renumber(std::vector<ProcessGroupPtr> groups,
                                       const std::vector<int>& members) {
+  std::erase_if(groups, [](const ProcessGroupPtr& group) {
+    return inside(group).is_lost();
+  });
   if (members.empty()) return groups;
   const auto all = groups.front();
   const auto before = std::pair(all->rank(), all->size());

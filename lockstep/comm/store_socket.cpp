@@ -83,10 +83,14 @@ int try_to_connect(const addrinfo& to, const Deadline& deadline) {
   if (::connect(socket.get(), to.ai_addr, to.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
   pollfd polled{.fd = socket.get(), .events = POLLOUT, .revents = 0};
-  const auto allowed = std::min(deadline.remaining(), kOneAddress);
-  if (::poll(&polled, 1, static_cast<int>(allowed.count())) == 0) {
-    return ETIMEDOUT;
-  }
+  const auto limit =
+      Deadline::after(std::min(deadline.remaining(), kOneAddress));
+  int ready = 0;
+  do {
+    ready = ::poll(&polled, 1, static_cast<int>(limit.remaining().count()));
+  } while (ready < 0 && errno == EINTR);
+  if (ready < 0) return errno;
+  if (ready == 0) return ETIMEDOUT;
   int error = 0;
   socklen_t size = sizeof(error);
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) {

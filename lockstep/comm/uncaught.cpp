@@ -86,7 +86,7 @@ std::string out_of_memory_words(const std::exception& error) {
 namespace {
 
 std::atomic<int> own_rank{-1};
-std::atomic<std::string (*)()> failed_peers{nullptr};
+std::atomic<bool (*)()> misses_peers{nullptr};
 std::atomic<std::terminate_handler> handler_before{nullptr};
 
 std::string full_words_of(const std::exception& error) {
@@ -104,9 +104,8 @@ FailureKind kind_of(const std::exception& error) {
   if (dynamic_cast<const c10::DistError*>(&error) == nullptr) {
     return FailureKind::cause;
   }
-  const auto ask = failed_peers.load();
-  return ask != nullptr && !ask().empty() ? FailureKind::echo
-                                          : FailureKind::cause;
+  const auto ask = misses_peers.load();
+  return ask != nullptr && ask() ? FailureKind::echo : FailureKind::cause;
 }
 
 // Prints in one write(2), so that the lines of several ranks do not mix.
@@ -146,9 +145,9 @@ void print_line(const std::string& words) noexcept {
 
 }  // namespace
 
-void identify_process(int rank, std::string (*ask_for_failed_peers)()) {
+void identify_process(int rank, bool (*function)()) {
   own_rank = rank;
-  failed_peers = ask_for_failed_peers;
+  misses_peers = function;
 }
 
 void identify_process(int rank) { own_rank = rank; }

@@ -14,10 +14,10 @@ std::string out_of_memory_words(const std::exception& error);
 
 // Reports the failures of this process (record.h).
 
-// Says which rank this process is, and which function returns the peers that
-// this rank knows to be gone ("rank 3 died"; empty if there is none). The
-// function is called while the process ends, so it must wait for no lock.
-void identify_process(int rank, std::string (*failed_peers)());
+// Says which rank this process is, and which function returns whether this rank
+// knows of peers that are gone. The function is called while the process ends,
+// so it must wait for no lock and no peer.
+void identify_process(int rank, bool (*misses_peers)());
 // The process has another rank now.
 void identify_process(int rank);
 

@@ -136,14 +136,19 @@ class WorkQueue::State {
   static bool on_a_thread() { return queue_of_this_thread != nullptr; }
   bool is_own_thread() const { return queue_of_this_thread == this; }
 
-  void take_turn(milliseconds timeout) {
+  // Returns what is left of `timeout`, without a look at the clock if the turn
+  // was free.
+  milliseconds take_turn(milliseconds timeout) {
     auto expected = kIdle;
     // Acquire pairs with the releases in leave_turn() and grant_next(): an
     // operation sees what those before it have written.
-    if (!turn_.compare_exchange_strong(expected, kTaken,
-                                       std::memory_order_acquire)) {
-      stand_in_line(timeout);
+    if (turn_.compare_exchange_strong(expected, kTaken,
+                                      std::memory_order_acquire)) {
+      return timeout;
     }
+    const auto deadline = Deadline::after(timeout);
+    stand_in_line(deadline);
+    return std::max(deadline.remaining(), milliseconds(1));
   }
 
   void leave_turn() {
@@ -321,8 +326,7 @@ class WorkQueue::State {
     }
   }
 
-  void stand_in_line(milliseconds timeout) {
-    const auto deadline = Deadline::after(timeout);
+  void stand_in_line(const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     if (!closed_ && claim_or_announce()) return;
     // In a callback of a future: pending operations can maybe run only here.
@@ -513,9 +517,8 @@ bool WorkQueue::QueuedWork::wait(milliseconds timeout) {
   return true;
 }
 
-WorkQueue::Turn::Turn(State& state, milliseconds timeout) : state_(state) {
-  state_.take_turn(timeout);
-}
+WorkQueue::Turn::Turn(State& state, milliseconds timeout)
+    : state_(state), left_(state.take_turn(timeout)) {}
 WorkQueue::Turn::~Turn() { state_.leave_turn(); }
 
 WorkQueue::WorkQueue(std::string thread_name,

@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <concepts>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -72,12 +73,17 @@ class WorkQueue {
   // Runs `operation` in the caller, and its exceptions pass through. If
   // operations are pending, waits for their end first, for `timeout` (more than
   // 0) at most; when that is over, throws c10::DistBackendError, and
-  // `operation` was not run. After close() throws the reason. If nothing is
+  // `operation` was not run. After close() throws the reason. `operation` may
+  // take an argument: what is left of `timeout`, at least 1 ms. If nothing is
   // pending, the queue costs two atomic operations and no allocation.
   template <typename Operation>
   void run(std::chrono::milliseconds timeout, Operation&& operation) {
-    Turn turn(*state_, timeout);
-    std::forward<Operation>(operation)();
+    const Turn turn(*state_, timeout);
+    if constexpr (std::invocable<Operation, std::chrono::milliseconds>) {
+      std::forward<Operation>(operation)(turn.left());
+    } else {
+      std::forward<Operation>(operation)();
+    }
   }
 
   // Queues `operation`, which runs without autograd and otherwise with the
@@ -122,9 +128,11 @@ class WorkQueue {
     ~Turn();
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
+    std::chrono::milliseconds left() const { return left_; }
 
    private:
     State& state_;
+    const std::chrono::milliseconds left_;
   };
 
   std::shared_ptr<State> state_;  // shared with the thread

@@ -301,6 +301,14 @@ std::map<std::string, int64_t> BucketBatchSampler::state_dict() const {
   return state;
 }
 
+std::map<std::string, int64_t> BucketBatchSampler::next_pass_state() const {
+  internal::EpochState next = state_;
+  next.begin_pass();
+  auto state = next.state_dict(fixed_entries());
+  state.emplace("step_size", state_.resumes() ? step_size_ : own_step_size());
+  return state;
+}
+
 void BucketBatchSampler::load_state_dict(
     const std::map<std::string, int64_t>& state) {
   if (state.empty()) return;

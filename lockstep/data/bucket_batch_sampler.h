@@ -112,6 +112,8 @@ class BucketBatchSampler : public SamplerOfBatches {
   // drop_last, step_size (samples in a step of the run that began the epoch)
   // and buckets (a digest of lengths, boundaries and window).
   std::map<std::string, int64_t> state_dict() const;
+  // As ResumableSampler's.
+  std::map<std::string, int64_t> next_pass_state() const;
 
   // Takes over epoch, seed, position and step_size. The rest is as for
   // DistributedSampler's.

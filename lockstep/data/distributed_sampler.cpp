@@ -3,13 +3,14 @@
 namespace lockstep {
 namespace {
 
-// Returns the order in which this rank takes its share.
 template <class Options>
-internal::EpochOrder shared_order(const char* sampler, const Options& options,
-                                  internal::EpochOrder order) {
-  order.share =
-      internal::share_of_rank(sampler, options.num_replicas, options.rank,
-                              options.drop_last, options.pad);
+internal::Share share_of(const char* sampler, const Options& options) {
+  return internal::share_of_rank(sampler, options.num_replicas, options.rank,
+                                 options.drop_last, options.pad);
+}
+
+// Returns the order as one that several ranks share.
+internal::EpochOrder shared(internal::EpochOrder order) {
   order.next_pass = internal::EpochOrder::NextPass::same_epoch;
   return order;
 }
@@ -33,19 +34,18 @@ internal::EpochOrder plain_order(int64_t size, bool shuffle) {
 
 DistributedSampler::DistributedSampler(DatasetSize dataset_size,
                                        const DistributedSamplerOptions& options)
-    : ResumableSampler(
-          "DistributedSampler", options.seed,
-          shared_order("DistributedSampler", options,
-                       plain_order(dataset_size, options.shuffle))) {}
+    : ResumableSampler("DistributedSampler", options.seed,
+                       shared(plain_order(dataset_size, options.shuffle)),
+                       share_of("DistributedSampler", options)) {}
 
 DistributedWeightedSampler::DistributedWeightedSampler(
     const at::Tensor& weights, int64_t num_samples,
     const DistributedWeightedSamplerOptions& options)
-    : ResumableSampler("DistributedWeightedSampler", options.seed,
-                       shared_order("DistributedWeightedSampler", options,
-                                    internal::weighted_order(
-                                        "DistributedWeightedSampler", weights,
-                                        num_samples, options.replacement))) {}
+    : ResumableSampler(
+          "DistributedWeightedSampler", options.seed,
+          shared(internal::weighted_order("DistributedWeightedSampler", weights,
+                                          num_samples, options.replacement)),
+          share_of("DistributedWeightedSampler", options)) {}
 
 DistributedWeightedSampler::DistributedWeightedSampler(
     const std::vector<double>& weights, int64_t num_samples,

@@ -122,7 +122,6 @@ struct EpochOrder {
 
   int64_t length = 0;  // the number of places in an epoch, 0 or more
   int64_t dataset_size = 0;
-  Share share{};
   NextPass next_pass = NextPass::next_epoch;
   // Returns `length` indices, int64 on the CPU. If it is null they are 0, 1, 2,
   // ...

@@ -2,7 +2,8 @@
 
 #include <c10/util/Exception.h>
 
-#include <string>
+#include <algorithm>
+#include <stdexcept>
 
 namespace lockstep::internal {
 
@@ -11,6 +12,15 @@ void check_index(size_t index, size_t size, const char* dataset) {
   throw c10::IndexError(c10::str(dataset, ": index ", index,
                                  " is outside of a dataset of ", size,
                                  " samples"));
+}
+
+std::pair<size_t, size_t> place_in_parts(size_t index,
+                                         const std::vector<size_t>& ends,
+                                         const char* dataset) {
+  check_index(index, ends.empty() ? 0 : ends.back(), dataset);
+  const auto end = std::upper_bound(ends.begin(), ends.end(), index);
+  const auto part = static_cast<size_t>(end - ends.begin());
+  return {part, part == 0 ? index : index - ends[part - 1]};
 }
 
 void throw_null_dataset() {

@@ -20,6 +20,13 @@ namespace lockstep::internal {
 // Throws c10::IndexError that names `dataset` unless `index` < `size`.
 void check_index(size_t index, size_t size, const char* dataset);
 
+// Returns which part of a dataset has sample `index`, and the sample's number
+// there. `ends` has the number of samples up to the end of each part. Throws as
+// check_index() does.
+std::pair<size_t, size_t> place_in_parts(size_t index,
+                                         const std::vector<size_t>& ends,
+                                         const char* dataset);
+
 [[noreturn]] void throw_null_dataset();
 
 template <class D>

@@ -67,6 +67,11 @@ class ResumableSampler : public Sampler {
   // the order depends on.
   std::map<std::string, int64_t> state_dict() const;
 
+  // Returns the state with which another sampler begins the pass that this one
+  // would begin now: as state_dict(), but of a pass that was not loaded since
+  // at its beginning.
+  std::map<std::string, int64_t> next_pass_state() const;
+
   // Takes over epoch, seed and position: the next pass begins at the first
   // sample that was not consumed, and is empty if all were. This sampler keeps
   // its own options for everything that the state does not hold; with the same
@@ -84,9 +89,12 @@ class ResumableSampler : public Sampler {
 
  protected:
   // `name`: that of the class, for errors.
-  ResumableSampler(const char* name, int64_t seed, internal::EpochOrder order);
+  ResumableSampler(const char* name, int64_t seed, internal::EpochOrder order,
+                   const internal::Share& share = {});
 
  private:
+  // Begins a pass in `state`; returns its position.
+  int64_t begin(internal::EpochState& state) const;
   int64_t end_from(int64_t start) const;
   std::vector<size_t> indices_from(int64_t start) const;
 

@@ -1,14 +1,13 @@
 #include "lockstep/data/selection.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Functions.h>
-
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "lockstep/data/epoch_order.h"
 
 namespace lockstep::internal {
 
@@ -60,12 +59,8 @@ void throw_nothing_to_join() {
 
 namespace {
 
-std::vector<size_t> random_order(size_t size, uint64_t seed) {
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  // Dtype and device are named: a program may have changed the defaults.
-  const at::Tensor order =
-      at::randperm(static_cast<int64_t>(size), generator,
-                   at::TensorOptions(at::kLong).device(at::kCPU));
+std::vector<size_t> random_indices(size_t size, uint64_t seed) {
+  const at::Tensor order = random_order(static_cast<int64_t>(size), seed);
   const auto* first = order.const_data_ptr<int64_t>();
   return {first, first + size};
 }
@@ -74,7 +69,7 @@ std::vector<size_t> random_order(size_t size, uint64_t seed) {
 
 Selection Selection::shuffled(uint64_t seed, size_t size) {
   Selection selection("ShuffledDataset", size);
-  selection.indices_ = random_order(size, seed);
+  selection.indices_ = random_indices(size, seed);
   return selection;
 }
 
@@ -112,7 +107,7 @@ std::vector<std::vector<size_t>> split_at_random(
         "; give numbers of samples that add up to " + std::to_string(size) +
         ", the size of the dataset, or fractions that add up to 1");
   }
-  const std::vector<size_t> order = random_order(size, seed);
+  const std::vector<size_t> order = random_indices(size, seed);
   std::vector<std::vector<size_t>> parts;
   auto next = order.begin();
   for (const size_t count : counts) {

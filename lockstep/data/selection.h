@@ -2,7 +2,6 @@
 
 #include <c10/util/ArrayRef.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -111,24 +110,16 @@ class JoinedDatasets {
   }
 
   auto get(size_t index) const {
-    const auto [part, place] = place_of(index);
+    const auto [part, place] = place_in_parts(index, ends_, "ConcatDataset");
     return datasets_[part].get(place);
   }
   auto get(size_t index, SampleSeed seed) const {
-    const auto [part, place] = place_of(index);
+    const auto [part, place] = place_in_parts(index, ends_, "ConcatDataset");
     return datasets_[part].get(place, seed);
   }
   size_t size() const { return ends_.empty() ? 0 : ends_.back(); }
 
  private:
-  // Returns which dataset has the sample, and the sample's number there.
-  std::pair<size_t, size_t> place_of(size_t index) const {
-    check_index(index, size(), "ConcatDataset");
-    const auto end = std::upper_bound(ends_.begin(), ends_.end(), index);
-    const auto part = static_cast<size_t>(end - ends_.begin());
-    return {part, part == 0 ? index : index - ends_[part - 1]};
-  }
-
   std::vector<HeldDataset<D>> datasets_;
   std::vector<size_t> ends_;  // of each dataset, in this one
 };

@@ -27,13 +27,6 @@ bool is_ordinary(const at::Tensor& rows) {
          !(rows.requires_grad() && c10::GradMode::is_enabled());
 }
 
-void check_index(size_t index, size_t rows) {
-  if (index < rows) return;
-  throw c10::IndexError(c10::str("sample ", index,
-                                 " is asked for, but the dataset has ", rows,
-                                 " samples"));
-}
-
 }  // namespace
 
 at::Tensor gather_rows(const at::Tensor& rows, c10::ArrayRef<size_t> indices) {
@@ -61,7 +54,7 @@ at::Tensor gather_rows(const at::Tensor& rows, c10::ArrayRef<size_t> indices) {
   const auto* from = static_cast<const char*>(rows.const_data_ptr());
   auto* to = static_cast<char*>(batch.mutable_data_ptr());
   for (size_t begin = 0; begin < indices.size();) {
-    check_index(indices[begin], count);
+    check_index(indices[begin], count, "TensorDataset");
     size_t end = begin + 1;
     while (end < indices.size() && indices[end] == indices[end - 1] + 1 &&
            indices[end] < count) {

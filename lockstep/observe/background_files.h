@@ -10,6 +10,10 @@
 
 namespace lockstep::internal {
 
+// The longest interval. A longer one could overflow the clock.
+inline constexpr std::chrono::seconds kLongestInterval =
+    std::chrono::hours(24 * 365);
+
 struct BackgroundFilesOptions {
   // The thread writes when this many records wait, or when the oldest one has
   // waited for `interval`.

@@ -51,7 +51,7 @@ std::string histogram_event(const EventTime& time, std::string_view tag,
                             const HistogramData& histogram);
 std::string text_event(const EventTime& time, std::string_view tag,
                        std::string_view text);
-// `channels`: 1 gray, 3 RGB, 4 RGBA.
+// `channels`: 3 RGB, 4 RGBA.
 std::string image_event(const EventTime& time, std::string_view tag,
                         int64_t height, int64_t width, int64_t channels,
                         std::string_view png);

@@ -209,6 +209,7 @@ class MetricsLogger::Impl {
     }
     const std::string old = content_of(path_);
     std::string content;
+    knows_run_ = true;
     last_step_ = kNoStep;
     for (std::string_view lines = old; !lines.empty();) {
       const std::string_view line =
@@ -224,7 +225,8 @@ class MetricsLogger::Impl {
 
   void log(const Row& metrics, int64_t step) {
     const std::lock_guard lock(mutex_);
-    last_step_ = std::max(last_step_, step);
+    last_step_ =
+        std::exchange(knows_run_, true) ? std::max(last_step_, step) : step;
     if (!csv_) return write(json_line(metrics, step));
     if (closed_)
       throw std::logic_error("this log was closed; log before close()");
@@ -422,7 +424,10 @@ class MetricsLogger::Impl {
   mutable std::mutex mutex_;
   bool closed_ = false;
   static constexpr int64_t kNoStep = -1;
-  int64_t last_step_ = kNoStep;  // the greatest in the file
+  // The greatest step of this run: that of the file, until this object logs or
+  // resumes. The file may have greater ones of an earlier run.
+  int64_t last_step_ = kNoStep;
+  bool knows_run_ = false;
 
   // These are for a .csv only.
   bool has_header_ = false;     // if not, the file is empty
@@ -445,8 +450,7 @@ MetricsLogger::MetricsLogger(std::string path, MetricsLoggerOptions options)
                                 std::to_string(options.flush_secs.count()) +
                                 " s; give 1 or more");
   }
-  constexpr std::chrono::seconds kYear = std::chrono::hours(24 * 365);
-  options.flush_secs = std::min(options.flush_secs, kYear);
+  options.flush_secs = std::min(options.flush_secs, internal::kLongestInterval);
   const int rank = internal::log_rank();
   if (options.every_rank) {
     const fs::path file(path_);

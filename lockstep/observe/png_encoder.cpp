@@ -14,9 +14,7 @@ std::string encode_png(const uint8_t* pixels, uint32_t height, uint32_t width,
   image.version = PNG_IMAGE_VERSION;
   image.height = height;
   image.width = width;
-  image.format = channels == 1   ? PNG_FORMAT_GRAY
-                 : channels == 3 ? PNG_FORMAT_RGB
-                                 : PNG_FORMAT_RGBA;
+  image.format = channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_RGBA;
   // As much as the file can have, so that it is compressed only once.
   png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(image);
   std::string file(size, '\0');

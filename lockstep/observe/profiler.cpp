@@ -23,6 +23,7 @@
 #include "lockstep/observe/recorded_spans.h"
 #include "lockstep/observe/trace_metadata.h"
 #include "lockstep/trace/span.h"
+#include "lockstep/worker/profile_on_demand.h"
 
 namespace lockstep {
 namespace {
@@ -188,6 +189,8 @@ class Profiler::State {
   class OnlyProfiler {
    public:
     OnlyProfiler() {
+      // A profile that was asked for from outside makes way.
+      if (auto* asked = internal::ProfileOnDemand::provided()) asked->end();
       if (KinetoTrace::is_profiling() || profiler_exists.exchange(true)) {
         throw std::logic_error(
             "Profiler: this process profiles already; LibTorch can record one "

@@ -117,11 +117,13 @@ struct ProfilerOptions {
 // other ranks of the group, for its timeout at most.
 //
 // Threads: construct, use and destroy it in one thread, the one that trains.
-// A process has one Profiler at a time. If that thread ends before the
-// profiler is destroyed, then the profiler does what its destructor does at
-// the thread's end. For the main thread this is at the return from main() and
-// at std::exit(), so a static Profiler writes its trace, too. A process that
-// was forked off while the profiler existed writes nothing.
+// A process has one Profiler at a time; constructing it ends a profile of the
+// same thread that `lockstep profile` has asked for, and what that has recorded
+// is written. If that thread ends before the profiler is destroyed, then the
+// profiler does what its destructor does at the thread's end. For the main
+// thread this is at the return from main() and at std::exit(), so a static
+// Profiler writes its trace, too. A process that was forked off while the
+// profiler existed writes nothing.
 class Profiler {
  public:
   // Throws std::invalid_argument if the schedule is out of range or the folder

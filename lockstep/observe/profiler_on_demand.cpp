@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/observe/profiler.h"
 #include "lockstep/worker/profile_on_demand.h"
@@ -41,11 +42,28 @@ class ProfilerOnDemand final : public ProfileOnDemand {
   Request request_{};
   std::atomic<bool> stops_{false};  // what is recorded ends with the next step
 
-  std::mutex use_;  // for the members below
+  // For the members below. Recursive, because a Profiler's constructor calls
+  // end().
+  std::recursive_mutex use_;
   std::unique_ptr<Profiler> profiler_{};
   std::thread::id thread_{};
   Clock::time_point ends_{};
   std::string file_{};
+};
+
+// Ends what is recorded with the thread that trains. The Profiler writes its
+// trace then, too, whichever of the two the thread destroys first.
+class EndsWithThread {
+ public:
+  EndsWithThread() = default;
+  ~EndsWithThread() {
+    if (!made_in_.is_foreign()) ProfilerOnDemand::instance().end();
+  }
+  EndsWithThread(const EndsWithThread&) = delete;
+  EndsWithThread& operator=(const EndsWithThread&) = delete;
+
+ private:
+  const ProcessMark made_in_{};
 };
 
 // More steps than are recorded before the time is over.
@@ -129,6 +147,7 @@ void ProfilerOnDemand::begin_profile(int64_t step) {
     folder = request_.folder;
     duration = request_.duration;
   }
+  static thread_local const EndsWithThread ends_with_thread;
   thread_ = std::this_thread::get_id();
   file_.clear();
   profiler_ = std::make_unique<Profiler>(ProfilerOptions{

@@ -268,8 +268,7 @@ SummaryWriter::SummaryWriter(std::string log_dir, SummaryWriterOptions options)
         "SummaryWriterOptions::every_rank needs a log_dir, because the ranks' "
         "clocks give different default ones; name the folder");
   }
-  constexpr std::chrono::seconds kYear = std::chrono::hours(24 * 365);
-  options.flush_secs = std::min(options.flush_secs, kYear);
+  options.flush_secs = std::min(options.flush_secs, internal::kLongestInterval);
   const int rank = internal::log_rank();
   if (log_dir_.empty()) log_dir_ = default_log_dir(options.comment);
   if (options.every_rank) log_dir_ += "/rank_" + std::to_string(rank);

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/signals.h"
 #include "lockstep/observe/log_names.h"
 #include "lockstep/worker/nvml.h"
 
@@ -91,7 +92,7 @@ class SystemMetricsSampler::Impl {
       : writer_(writer),
         options_(std::move(options)),
         first_(system_metrics()),
-        thread_([this] { run(); }) {}
+        thread_(internal::quiet_thread([this] { run(); })) {}
 
   ~Impl() {
     {

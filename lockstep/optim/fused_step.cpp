@@ -117,6 +117,15 @@ std::vector<FusedBatch> fused_batches(
   return batches;
 }
 
+std::vector<std::vector<FusedBatch>> fused_batches(const char* optimizer,
+                                                   const ParamGroups& groups) {
+  std::vector<std::vector<FusedBatch>> all;
+  for (const auto& group : groups) {
+    all.push_back(fused_batches(optimizer, group.params()));
+  }
+  return all;
+}
+
 ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
                             const ParamGroups& before) {
   std::unordered_set<const c10::TensorImpl*> seen;

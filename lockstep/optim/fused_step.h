@@ -56,6 +56,11 @@ void raise_versions(at::TensorList tensors);
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
+// Returns the batches of each group, before a step writes anything: a gradient
+// that is refused in one group leaves the others alone.
+std::vector<std::vector<FusedBatch>> fused_batches(const char* optimizer,
+                                                   const ParamGroups& groups);
+
 // Returns `groups` with each parameter once. Throws std::invalid_argument that
 // names `optimizer` if a parameter is in two groups, as in Python, or also in
 // one of `before`.
@@ -134,10 +139,12 @@ at::Tensor step_adam(const torch::optim::Optimizer::LossClosure& closure,
   const at::Tensor loss = loss_of(closure);
   const Span span("optim", "step");
   const at::NoGradGuard no_grad;
-  for (auto& group : groups) {
+  const auto batches = fused_batches(name, groups);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    auto& group = groups[g];
     const auto& options = static_cast<const TorchOptions&>(group.options());
     const auto [beta1, beta2] = options.betas();
-    for (const FusedBatch& batch : fused_batches(name, group.params())) {
+    for (const FusedBatch& batch : batches[g]) {
       // If memory runs out, or the kernel throws, the step can be made again:
       // a parameter's first state is kept, and its step counted, only when the
       // kernel has returned.

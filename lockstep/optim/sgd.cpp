@@ -143,10 +143,11 @@ at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = internal::loss_of(closure);
   const internal::Span span("optim", "step");
   const at::NoGradGuard no_grad;
-  for (auto& group : param_groups_) {
+  const auto batches = internal::fused_batches("SGD", param_groups_);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    auto& group = param_groups_[g];
     const auto& o = static_cast<torch::optim::SGDOptions&>(group.options());
-    for (const internal::FusedBatch& batch :
-         internal::fused_batches("SGD", group.params())) {
+    for (const internal::FusedBatch& batch : batches[g]) {
       if (!has_fused_kernel(batch.parameters.front())) {
         step_unfused(group.params(), batch, state_, o, maximize());
         continue;

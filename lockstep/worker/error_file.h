@@ -58,9 +58,10 @@ void forget_failure() noexcept;
 // The words of a signal that was sent have the number of the sender instead.
 // Then the signal ends the process as it would have. A signal that the program
 // handles or ignores is left alone, as are all if there is no error file. The
-// handler calls what a signal handler may call, and runs on a stack of its own
-// in the thread that calls this, so that an overflow of its stack is seen too.
-// If it takes longer than 10 s, SIGALRM ends the process. May be called again.
+// handler runs on a stack of its own in the thread that calls this, so that an
+// overflow of its stack is seen too. To name the frames it takes locks of the
+// loader, which the thread that crashed may have: if the handler takes longer
+// than 10 s, SIGALRM ends the process. May be called again.
 void arm_crash_handler();
 
 // Returns the frames of "stack.txt" beside `error_file`, as frame_line() writes

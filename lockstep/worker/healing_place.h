@@ -55,7 +55,10 @@
 //                                      were lost: "lost place 1". A is
 //                                      TORCHELASTIC_RESTART_COUNT. The agents
 //                                      of several nodes take the next free G,
-//                                      by compare_set
+//                                      by compare_set. If the store was lost,
+//                                      that of the spare node which takes the
+//                                      place of its host writes those that the
+//                                      next store lacks, likewise
 //                 heal/A/ended         written by a worker whose training has
 //                                      ended, and by its agent: nobody can take
 //                                      a place then, or give one up

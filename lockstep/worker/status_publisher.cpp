@@ -36,6 +36,8 @@ using std::chrono::milliseconds;
 
 // An agent answers at once, unless it is stopped or the machine is overloaded.
 constexpr milliseconds kAnswerTime{10'000};
+// How many requests of stacks are answered at once: the newest ones.
+constexpr int64_t kMostStacks = 16;
 constexpr milliseconds kPollInterval{50};
 constexpr milliseconds kLongTime{3'600'000};
 
@@ -176,9 +178,7 @@ bool StatusPublisher::attach(const std::string& agent) {
     ended_.wait_for(lock, kPollInterval, [this] { return bool(ending_); });
     if (ending_) return false;
   }
-  // Anybody may take the name of an agent that has ended.
-  const uid_t user = user_of_peer(socket);
-  if (user != geteuid() && user != 0) return false;
+  if (!is_own_or_roots(socket)) return false;
   const std::string question =
       "{\"question\": \"attach\", \"local_rank\": " + std::to_string(place_) +
       "}";
@@ -220,20 +220,28 @@ void StatusPublisher::take_profile_request() {
 }
 
 void StatusPublisher::take_stacks_request() {
-  const int32_t number = board_->last_stacks();
-  if (number == status_.stacks) return;
-  const std::string file =
-      folder_ + "/" + StatusBoard::stacks_file(number, rank_);
+  const int64_t newest = board_->last_stacks();
+  if (newest == status_.stacks) return;
   write_flight_record(FlightReason::request);
-  // If the disk is full, the reader finds no file, or no whole one.
-  std::ofstream(file + ".part")
-      << "{\"flight_record\": "
-      << nlohmann::json(flight_record_path())
-             .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
-      << ", \"threads\": " << to_json(thread_stacks()) << "}";
-  std::error_code ignored;
-  std::filesystem::rename(file + ".part", file, ignored);
-  status_.stacks = number;
+  const std::string stacks =
+      "{\"flight_record\": " +
+      nlohmann::json(flight_record_path())
+          .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+      ", \"threads\": " + to_json(thread_stacks()) + "}";
+  // Each request is another process's, which waits for the file of its own
+  // number; several may have come while the one before was answered.
+  const int64_t before =
+      std::max<int64_t>(status_.stacks, newest - kMostStacks);
+  for (int64_t number = before + 1; number <= newest; ++number) {
+    const std::string file =
+        folder_ + "/" +
+        StatusBoard::stacks_file(static_cast<int32_t>(number), rank_);
+    // If the disk is full, the reader finds no file, or no whole one.
+    std::ofstream(file + ".part") << stacks;
+    std::error_code ignored;
+    std::filesystem::rename(file + ".part", file, ignored);
+  }
+  status_.stacks = static_cast<int32_t>(newest);
 }
 
 void StatusPublisher::publish() {

@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -99,9 +98,7 @@ WorkerStoreLink::Connection WorkerStoreLink::connect(
     }
     std::this_thread::sleep_for(std::min(kConnectPause, deadline.remaining()));
   }
-  // Anybody may take the name of an agent that has ended.
-  const uid_t user = user_of_peer(socket);
-  if (user != ::geteuid() && user != 0) {
+  if (!is_own_or_roots(socket)) {
     throw WorkerStoreLost("the Unix socket " + name_ +
                           " belongs to another user, not to the launcher");
   }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -12,7 +13,9 @@
 #include <utility>
 
 #include "interruption.h"
+#include "lockstep/base/deadline.h"
 #include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/errors.h"
 #include "lockstep/comm/group_inside.h"
@@ -27,6 +30,11 @@ namespace {
 using std::chrono::milliseconds;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using WorkPtr = Backend::WorkPtr;
+
+// How long pending operations of a program that ends without an exception may
+// go on. Such a program may have failed, too, and then peers may never come to
+// these operations: sys.exit(1) looks here like any other end.
+constexpr milliseconds kLastOperations{5'000};
 
 // The state that the backends of this process share.
 struct World {
@@ -215,9 +223,17 @@ at::Tensor multiplied(const c10d::ReduceOp& op, const at::Tensor& input) {
         "PREMUL_SUM has no factor; make it by "
         "torch.distributed._make_nccl_premul_sum(factor)");
   }
+  const auto dtype = input.scalar_type();
+  if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
+    throw std::invalid_argument(
+        c10::str("PREMUL_SUM multiplies tensors of floating-point and complex "
+                 "numbers, and this one is ",
+                 dtype, "; convert it, or use SUM"));
+  }
   const c10::NoGradGuard no_grad;
-  return by->tensor_factor.defined() ? input.mul(by->tensor_factor)
-                                     : input.mul(by->double_factor);
+  if (!by->tensor_factor.defined()) return input.mul(by->double_factor);
+  // A factor without dimensions changes neither the shape nor the dtype.
+  return input.mul(by->tensor_factor.reshape({}));
 }
 
 // Does the same in the memory of `tensor`, which is reduced in place.
@@ -285,7 +301,7 @@ Backend::~Backend() {
     (void)std::make_unique<ProcessGroupPtr>(group_).release();
     return;
   }
-  shutdown();
+  leave();
 }
 
 const std::string Backend::getBackendName() const {
@@ -514,13 +530,45 @@ void Backend::abort() {
   group_->abort();
 }
 
-void Backend::shutdown() {
-  if (aborted_) return;
-  // The life sign goes first, so that a peer whose operation fails then knows
-  // why.
+void Backend::shutdown_within(milliseconds limit) {
+  if (aborted_ || left_) return;
+  try {
+    await_pending(limit);
+  } catch (const std::exception&) {
+    try {
+      abort();
+    } catch (const std::exception&) {
+      // The peers are told by the life sign.
+    }
+    raise_from_handler();
+    return;
+  }
+  leave();
+}
+
+void Backend::sign_off() {
   if (life_signs_ && !inside(group_).is_foreign()) {
     life_signs_->leave(LifeSigns::End::left);
   }
+}
+
+void Backend::await_pending(milliseconds limit) const {
+  if (inside(group_).is_foreign()) return;
+  auto& backend = inside(group_).backend(c10::kCPU);
+  // Gloo's operations do not delay leave().
+  if (dynamic_cast<const PeerNotices*>(&backend) == nullptr) return;
+  // This operation has nothing to do when its turn comes after all that are
+  // pending. Unlike the wait in leave(), the wait for a turn looks for signals.
+  Tensors nothing;
+  c10d::AllreduceCoalescedOptions options;
+  options.timeout = std::max(limit, milliseconds(1));
+  options.asyncOp = false;
+  backend.allreduce_coalesced(nothing, options);
+}
+
+void Backend::leave() {
+  left_ = true;
+  sign_off();
   memory_->close();
   inside(group_).leave();
 }
@@ -535,13 +583,21 @@ void leave_all(bool failed) {
     const std::lock_guard lock(world().mutex);
     backends = world().backends;
   }
+  const auto deadline = Deadline::after(kLastOperations);
+  std::exception_ptr interruption;
   for (auto* const backend : backends) {
     if (failed) {
       backend->abort();
-    } else {
-      backend->shutdown();
+      continue;
+    }
+    try {
+      backend->shutdown_within(deadline.remaining());
+    } catch (const std::exception&) {
+      interruption = std::current_exception();
+      failed = true;
     }
   }
+  if (interruption) std::rethrow_exception(interruption);
 }
 
 }  // namespace lockstep::internal::python

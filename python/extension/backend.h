@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/process_group.h"
@@ -120,8 +121,12 @@ class Backend final : public c10d::Backend {
   // Fails pending and later operations here, and operations in which peers wait
   // for this rank.
   void abort() override;
-  // Ends pending operations, and then tells the peers that this rank has left.
-  void shutdown() override;
+  // Waits for pending operations, and then tells the peers that this rank has
+  // left. If a handler of a Python signal raises meanwhile, does what abort()
+  // does, and throws that exception.
+  void shutdown() override { shutdown_within(kBoundedTimeout); }
+  // Does the same, but aborts operations that are pending after `limit`.
+  void shutdown_within(std::chrono::milliseconds limit);
 
  private:
   template <typename LockstepOptions, typename Given>
@@ -139,6 +144,13 @@ class Backend final : public c10d::Backend {
   template <typename Operation>
   WorkPtr collect_each(size_t count, const Operation& operation);
   int global(int64_t rank) const;
+  // Tells the ranks of the default group that this rank has left.
+  void sign_off();
+  // Throws if operations are still pending after `limit`, or if a handler of a
+  // signal raises meanwhile.
+  void await_pending(std::chrono::milliseconds limit) const;
+  // Ends the group. Signals cannot end its wait for pending operations.
+  void leave();
 
   const std::string kind_;
   const bool default_group_;
@@ -147,12 +159,14 @@ class Backend final : public c10d::Backend {
   const std::shared_ptr<LifeSigns> life_signs_;  // if it is the default group
   std::atomic<uint64_t> collectives_{0};
   std::atomic<bool> aborted_{false};
+  std::atomic<bool> left_{false};
   const std::shared_ptr<MemoryPool> memory_ = std::make_shared<MemoryPool>();
 };
 
-// Makes pending operations of all backends of this process fail, if `failed`,
-// or ends them; tells the peers that this rank has left. Call it before the
-// interpreter ends.
+// Ends all backends of this process, and tells the peers that this rank has
+// left. Pending operations fail: at once if `failed`, otherwise if they have
+// not ended after two seconds. Throws what a handler of a Python signal raises.
+// Call it before the interpreter ends.
 void leave_all(bool failed);
 
 }  // namespace lockstep::internal::python

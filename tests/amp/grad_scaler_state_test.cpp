@@ -49,6 +49,20 @@ TEST(GradScalerState, RefusesWhatIsNoState) {
       ThrowsMessage<std::invalid_argument>(HasSubstr("scale is inf")));
 }
 
+// Regression: what came before the entry that does not fit was taken over.
+TEST(GradScalerState, ATreeThatDoesNotFitChangesNothing) {
+  StateTree::Dict dict;
+  dict.set("scale", 4.0);
+  dict.set("growth_factor", 3.0);
+  dict.set("backoff_factor", "half");
+  const GradScalerState before{.scale = 8, .growth_tracker = 1};
+  auto state = before;
+  EXPECT_THAT([&] { from_state_tree(dict, state); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("\"backoff_factor\" of another type")));
+  EXPECT_EQ(state, before);
+}
+
 // One scaler's state is loaded into another, also before that one has seen a
 // loss: both continue alike.
 TEST(GradScalerState, GoesOnInAnotherScaler) {

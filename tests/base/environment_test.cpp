@@ -49,6 +49,20 @@ TEST(RandomDigits, AreAsManyAsAskedForAndNeverTheSame) {
   EXPECT_NE(random_digits(32), random_digits(32));
 }
 
+TEST(Stripped, OnlyWhatIsAroundTheTextGoes) {
+  EXPECT_EQ(stripped(" \t a b\r\n"), "a b");
+  EXPECT_EQ(stripped("a"), "a");
+  EXPECT_EQ(stripped(" \n"), "");
+}
+
+TEST(SameSecret, EveryCharacterAndTheLengthCount) {
+  EXPECT_TRUE(is_same_secret("", ""));
+  EXPECT_TRUE(is_same_secret("secret", "secret"));
+  for (const char* other : {"", "secre", "secrets", "Secret", "secreT"}) {
+    EXPECT_FALSE(is_same_secret("secret", other)) << other;
+  }
+}
+
 // Returns what `look` returns in a child that is forked now.
 template <class Look>
 bool in_child(const Look& look) {

@@ -85,6 +85,7 @@ TEST(PacketSocket, KnowsWhoIsThere) {
   Line line;
   EXPECT_EQ(peer_of(line.here).pid, ::getpid());
   EXPECT_EQ(user_of_peer(line.there), ::geteuid());
+  EXPECT_TRUE(is_own_or_roots(line.there));
   EXPECT_FALSE(accept_from(line.listener));
   line.listener.reset();
   EXPECT_FALSE(connect_to(line.name));

@@ -3,15 +3,23 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -137,6 +145,51 @@ TEST(SharedMemory, OfAnotherSizeOrKindIsNotMapped) {
                std::invalid_argument);
   FileDescriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   EXPECT_THROW(SharedMemory::map(std::move(file), 8192), std::invalid_argument);
+}
+
+// Gives madvise(MADV_POPULATE_WRITE) the error that kernels before Linux 5.14
+// give. Cannot be taken back.
+bool refuse_to_populate() {
+  constexpr uint32_t kPopulateWrite = 23;
+  constexpr auto kAdvice = offsetof(seccomp_data, args) + 2 * sizeof(uint64_t);
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, kAdvice),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kPopulateWrite, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{std::size(program), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// Memory whose descriptor was closed, as that of peers is, could not be touched
+// ("Bad file descriptor"), so that FullyShard did not work on CPUs.
+TEST(SharedMemory, OfAPeerIsUsedOnAKernelThatMapsNoPagesTogether) {
+  const auto child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (!refuse_to_populate()) ::_exit(99);
+    try {
+      const auto own = SharedMemory::create(3 << 20);
+      auto peers = SharedMemory::map(another(own.descriptor()), own.size(),
+                                     SharedMemory::Pages::none);
+      peers.close_descriptor();
+      peers.touch();
+      own.bytes().back() = std::byte{7};
+      ::_exit(peers.bytes().back() == std::byte{7} ? 0 : 1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(2);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 99) GTEST_SKIP() << "there is no seccomp";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST(SharedMemory, ThatIsNotThereIsAnErrorWithItsSize) {

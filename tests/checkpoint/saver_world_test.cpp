@@ -7,10 +7,12 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <vector>
 
 #include "lockstep/checkpoint/snapshot_saver.h"
@@ -18,6 +20,7 @@
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/reconfigure.h"
+#include "lockstep/comm/world.h"
 #include "lockstep/worker/healing_place.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/asleep.h"
@@ -29,6 +32,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using namespace lockstep::internal::testing;
+using lockstep::internal::testing::World;
 using std::chrono::milliseconds;
 
 std::string saver_path(const World& world, const std::string& name) {
@@ -79,6 +83,200 @@ WORLD_TEST(SaverWorld, ASaveOfMoreRanksEndsWhenSomeAreLost, 2, 3) {
   } catch (const Leaves&) {
   }
   ::unsetenv(kHealVariable);
+}
+
+// A training at step 3 from which the last rank is lost. A new process, with a
+// saver of its own, takes its place.
+struct Replacement {
+  using Part = std::function<void(ShardedRun& run, SnapshotSaver& saver)>;
+  std::string name;
+  SnapshotSaverOptions options;
+  // All ranks do this, and then the last one leaves.
+  Part before;
+  // The others do this without it.
+  Part rest;
+  // All do this when the group is complete again.
+  std::function<void(ShardedRun& run, SnapshotSaver& saver, bool is_new)> after;
+};
+
+void replace_last_rank(const World& world, const Replacement& test) {
+  ::setenv(kHealVariable, "1", 1);
+  const std::string path = saver_path(world, test.name + "/");
+  const auto store = c10::make_intrusive<c10d::FileStore>(
+      (world.folder / (test.name + ".store")).string(), -1);
+  const auto make_group = [&] {
+    return init_process_group(
+        "lockstep",
+        {.world_size = world.size, .rank = world.rank, .store = store});
+  };
+  const auto go_on = [&](ShardedRun& run, SnapshotSaver& saver, bool is_new) {
+    reconfigure({.uuid = "replaced", .store = store});
+    if (is_new) run.set(3);
+    run_reconfigured();
+    test.after(run, saver, is_new);
+    barrier();
+    ShardedRun loaded;
+    EXPECT_TRUE(load_snapshot(path, loaded.state));
+    EXPECT_EQ(loaded.number(), run.number());
+    barrier();
+  };
+  const bool is_lost = world.rank == world.size - 1;
+  {
+    const auto group = make_group();
+    ShardedRun run;
+    SnapshotSaver saver(path, run.state, test.options);
+    run.set(3);
+    test.before(run, saver);
+    if (!is_lost) {
+      test.rest(run, saver);
+      go_on(run, saver, false);
+    }
+  }
+  if (is_lost) {
+    ::setenv(kGenerationVariable, "1", 1);
+    const auto group = make_group();
+    ShardedRun run;
+    SnapshotSaver saver(path, run.state, test.options);
+    go_on(run, saver, true);
+    ::unsetenv(kGenerationVariable);
+    // This process may stand for another new one.
+    internal::world().has_joined = false;
+  }
+  ::unsetenv(kHealVariable);
+}
+
+void expect_interrupted(ShardedRun&, SnapshotSaver& saver) {
+  EXPECT_THROW(saver.save(), c10::DistError);
+}
+
+// `run([&] { if (saver.is_due()) saver.save(); })` is called again by all. The
+// snapshot was left out.
+WORLD_TEST(SaverWorld, ADueSaveInWhichARankIsLostIsDueAgain, 2, 3) {
+  const auto is_due = [](ShardedRun&, SnapshotSaver& saver) {
+    EXPECT_TRUE(saver.is_due());
+  };
+  const auto save_again = [&](ShardedRun& run, SnapshotSaver& saver, bool) {
+    is_due(run, saver);
+    saver.save();
+    saver.wait();
+    EXPECT_FALSE(saver.is_due());
+  };
+  replace_last_rank(world, {.name = "steps",
+                            .options = {.every_steps = 3},
+                            .before = is_due,
+                            .rest = expect_interrupted,
+                            .after = save_again});
+  // No other case has this signal, which this process does not forget.
+  replace_last_rank(
+      world, {.name = "signal",
+              .options = {.stop_signals = {SIGVTALRM}},
+              .before =
+                  [&](ShardedRun& run, SnapshotSaver& saver) {
+                    if (world.rank == world.size - 1) ::raise(SIGVTALRM);
+                    is_due(run, saver);
+                  },
+              .rest = expect_interrupted,
+              .after =
+                  [&](ShardedRun& run, SnapshotSaver& saver, bool is_new) {
+                    EXPECT_TRUE(saver.stop_requested());
+                    save_again(run, saver, is_new);
+                  }});
+}
+
+// All but the last rank are in the all_reduce of is_due() when that is lost.
+WORLD_TEST(SaverWorld, IsDueInWhichARankIsLostIsAskedAgain, 2, 3) {
+  replace_last_rank(world, {.name = "asked",
+                            .options = {.every_steps = 3},
+                            .before = [](ShardedRun&, SnapshotSaver&) {},
+                            .rest =
+                                [](ShardedRun&, SnapshotSaver& saver) {
+                                  EXPECT_THROW(saver.is_due(), c10::DistError);
+                                },
+                            .after =
+                                [](ShardedRun&, SnapshotSaver& saver, bool) {
+                                  EXPECT_TRUE(saver.is_due());
+                                  saver.save();
+                                  saver.wait();
+                                }});
+}
+
+// `if (saver.is_due()) run([&] { saver.save(); });` is not collective: the new
+// process alone asks at the step at which the others have asked, and must find
+// the same, whether they save again or have saved.
+WORLD_TEST(SaverWorld, AProcessThatTakesAPlaceFindsTheSameDue, 2, 3) {
+  for (const bool is_saved : {false, true}) {
+    replace_last_rank(
+        world, {.name = is_saved ? "saved" : "interrupted",
+                .options = {.every_steps = 3,
+                            .stop_signals = {},
+                            .in_background = false},
+                .before =
+                    [&](ShardedRun&, SnapshotSaver& saver) {
+                      EXPECT_TRUE(saver.is_due());
+                      if (!is_saved) return;
+                      saver.save();
+                      barrier();
+                    },
+                .rest =
+                    [&](ShardedRun& run, SnapshotSaver& saver) {
+                      if (!is_saved) expect_interrupted(run, saver);
+                    },
+                .after =
+                    [&](ShardedRun& run, SnapshotSaver& saver, bool is_new) {
+                      if (is_new) {
+                        EXPECT_TRUE(saver.is_due());
+                      }
+                      if (!is_saved) saver.save();
+                      ++run.state.step;
+                      EXPECT_FALSE(saver.is_due());
+                      --run.state.step;
+                    }});
+  }
+}
+
+// A save in the background is lost with the rank when the training is at the
+// next step already. The snapshot was left out.
+WORLD_TEST(SaverWorld, ALostSaveInTheBackgroundIsMadeUpFor, 2, 3) {
+  const bool is_lost = world.rank == world.size - 1;
+  std::atomic<bool> is_over = false;
+  std::atomic<bool> is_replaced = false;
+  const auto on_progress = [&](const SnapshotProgress&) {
+    if (is_replaced) return;
+    // As if this thread had died.
+    if (is_lost) throw std::runtime_error("lost");
+    is_over.wait(false);
+  };
+  replace_last_rank(world,
+                    {.name = "background",
+                     .options = {.every_steps = 3,
+                                 .on_saved = [](const SavedSnapshot&) {},
+                                 .on_progress = on_progress},
+                     .before =
+                         [&](ShardedRun& run, SnapshotSaver& saver) {
+                           EXPECT_TRUE(saver.is_due());
+                           saver.save();
+                           run.set(4);
+                           EXPECT_FALSE(saver.is_due());
+                           barrier();
+                         },
+                     .rest =
+                         [&](ShardedRun&, SnapshotSaver&) {
+                           // The others wait in the exchange that the rank will
+                           // not come to.
+                           is_over = true;
+                           is_over.notify_all();
+                         },
+                     .after =
+                         [&](ShardedRun& run, SnapshotSaver& saver, bool) {
+                           is_replaced = true;
+                           run.set(5);
+                           EXPECT_TRUE(saver.is_due());
+                           saver.save();
+                           saver.wait();
+                           run.set(4);
+                           EXPECT_FALSE(saver.is_due());
+                           run.set(5);
+                         }});
 }
 
 // The collectives of the training and those of the save do not meet.

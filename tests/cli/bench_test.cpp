@@ -116,6 +116,19 @@ TEST_F(Bench, JsonOnStdoutLeavesTheTableToStderr) {
   EXPECT_EQ(rows(result.err).size(), 2u) << result.err;
 }
 
+// A bug: figures that were lost were a success.
+TEST_F(Bench, OutputThatAFullDiskLosesIsAFailure) {
+  for (const char* option : {"", " --json=-"}) {
+    const auto result = run_program({"/bin/sh", "-c",
+                                     "exec " LOCKSTEP_BIN_DIR
+                                     "/lockstep bench broadcast --sizes=16 "
+                                     "--iters=2" +
+                                         std::string(option) + " > /dev/full"});
+    EXPECT_EQ(result.exit_code, 1) << option;
+    EXPECT_THAT(result.err, HasSubstr("its output could not be written"));
+  }
+}
+
 TEST_F(Bench, ReductionsOtherThanSumsAreFoundRight) {
   for (const std::string op : {"avg", "product", "max"}) {
     expect_plausible(bench_json({"all_reduce,reduce,reduce_scatter",

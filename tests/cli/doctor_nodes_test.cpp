@@ -296,6 +296,13 @@ TEST_F(Meetings, NodesThatDifferAreRefused) {
       HasSubstr("all 2 nodes of --nnodes have come already"));
 }
 
+// A bug: such a run id ended the examination.
+TEST_F(Meetings, ARunIdThatIsNotUtf8IsCompared) {
+  const std::string id = "caf\xe9";
+  node(2, id)->meeting.join(1, record("a"));
+  EXPECT_EQ(node(2, id)->meeting.join(0, record("b")), 0);
+}
+
 TEST_F(Meetings, TheDeadlineBeginsWithoutTheAbsent) {
   auto one = node(3), two = node(3), late = node(3);
   one->meeting.join(0, record("a"));

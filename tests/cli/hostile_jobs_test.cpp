@@ -165,6 +165,15 @@ TEST_F(HostileJobs, APipeDoesNotHoldTheStacks) {
   end(*job);
 }
 
+// A bug: a rank that had also answered a later request was waited for in vain.
+TEST_F(HostileJobs, StacksAreTakenThoughTheRankHasAnsweredALaterRequest) {
+  auto job = start_hostile("newer");
+  const auto result = run_command({"stacks", "hostile"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("secret +0x1000\n"));
+  end(*job);
+}
+
 TEST_F(HostileJobs, NothingOfRootIsReadOrSaidRaw) {
   auto job = start_hostile("frames");
   const auto stacks = run_command({"stacks", "hostile"});

@@ -3,7 +3,8 @@
 // trace is SECRET; with KIND "link", it makes a link to it where its trace
 // should be, with "huge", an empty file of 5 GiB, and with "trace", a trace.
 // Asked for stacks, it leaves a pipe (KIND "pipe"), or frames in the module
-// SECRET and escape sequences. Prints "ready" once it publishes, and ends with
+// SECRET and escape sequences; with KIND "newer" it says that it has answered a
+// later request, too. Prints "ready" once it publishes, and ends with
 // its launcher.
 //
 // hostile_worker USER agent: an agent that says by its socket's name that it is
@@ -79,6 +80,7 @@ void lie(const std::string& secret, const std::string& kind) {
   status.progress.set(kEscapes);
   status.current_operation.set(kEscapes);
   status.current_since_ns = 1;
+  int32_t answered = 0;  // the last request of stacks
   std::puts("ready");
   std::fflush(stdout);
   for (;; std::this_thread::sleep_for(std::chrono::milliseconds(20))) {
@@ -104,8 +106,9 @@ void lie(const std::string& secret, const std::string& kind) {
       status.profile_words.set(name);
     }
     const int32_t stacks = agent.board.last_stacks();
-    if (stacks != status.stacks) {
-      status.stacks = stacks;
+    if (stacks != answered) {
+      answered = stacks;
+      status.stacks = kind == "newer" ? stacks + 1 : stacks;
       const std::string file =
           agent.folder + "/" + StatusBoard::stacks_file(stacks, 0);
       if (kind == "pipe") {

@@ -236,6 +236,42 @@ TEST_F(InspectSnapshot, WhatCannotBeReadIsOneLine) {
   EXPECT_THAT(one_line_error({}, 2), HasSubstr("PATH is required"));
 }
 
+// A bug: escape sequences and newlines of a file that was downloaded reached
+// the terminal.
+TEST_F(InspectSnapshot, NamesOfAFileAreNoEscapeSequences) {
+  Snapshot hostile;
+  hostile.model_state = {{"\033[2J\nweight", torch::ones({1})}};
+  hostile.metadata = {{"run", "\033]0;owned\007\n  state: sound"}};
+  const auto file = saved("a.safetensors", hostile);
+  const auto other = saved("b.safetensors", sample());
+  for (const auto& result :
+       {inspect({file}), inspect({"--verify", file}),
+        inspect({"--diff", other, file}), inspect({"--json", file})}) {
+    EXPECT_EQ(result.err, "");
+    EXPECT_THAT(result.out, HasSubstr("[2J"));
+    EXPECT_EQ(result.out.find_first_of("\033\007"), std::string::npos);
+    EXPECT_THAT(result.out, AllOf(Not(HasSubstr("\nweight")),
+                                  Not(HasSubstr("\n  state: sound"))));
+  }
+}
+
+// A bug: the document could not be written.
+TEST_F(InspectSnapshot, APathThatIsNotUtf8HasADocument) {
+  const auto file = saved("caf\xe9.pt", sample());
+  EXPECT_EQ(inspect_json({file}).at("step"), 12);
+  EXPECT_EQ(inspect_json({"--diff", file, file}).at("equal_tensors"), 5);
+}
+
+TEST_F(InspectSnapshot, OutputThatAFullDiskLosesIsAFailure) {
+  const auto result = run_program(
+      {"/bin/sh", "-c",
+       "exec " LOCKSTEP_BIN_DIR "/lockstep inspect snapshot --verify '" +
+           saved("a.pt", sample()) + "' > /dev/full"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("its output could not be written"));
+  EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+}
+
 TEST_F(InspectSnapshot, DifferencesAreNamedWithTheirSize) {
   const auto a = saved("a.pt", sample());
   // The same numbers in the other format make no difference.

@@ -69,5 +69,12 @@ WORLD_TEST(CollectiveWork, AsksNoBackendsWorkWhetherItSucceeded, 1) {
               ThrowsMessage<std::runtime_error>(HasSubstr("rank 1 is late")));
 }
 
+WORLD_TEST(CollectiveWork, JoinedWorksGiveTheTensorsOfAll, 1) {
+  auto group = init_process_group("gloo");
+  const auto joined = join_works({silent_work(), silent_work()});
+  EXPECT_EQ(joined->getFuture()->value().toTensorVector().size(), 2);
+  EXPECT_EQ(joined->result().size(), 2);
+}
+
 }  // namespace
 }  // namespace lockstep::internal

@@ -8,12 +8,16 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/mpi/communicator.h"
@@ -21,6 +25,69 @@
 namespace {
 
 using std::chrono::milliseconds;
+
+// The most elements of all ranks together that one of the calls below was given
+// to count.
+std::atomic<int64_t> most_counted{0};
+
+void note_count(int64_t count) {
+  int64_t most = most_counted;
+  while (most < count && !most_counted.compare_exchange_weak(most, count)) {
+  }
+}
+
+void note_count_of_each(int count, MPI_Comm communicator) {
+  int ranks = 0;
+  MPI_Comm_size(communicator, &ranks);
+  note_count(int64_t{count} * ranks);
+}
+
+}  // namespace
+
+// These take the place of MPI's own functions in the whole process, in the
+// module with the backend, too.
+int MPI_Iallgather(const void* in, int count, MPI_Datatype type, void* out,
+                   int out_count, MPI_Datatype out_type, MPI_Comm communicator,
+                   MPI_Request* request) {
+  note_count_of_each(out_count, communicator);
+  return PMPI_Iallgather(in, count, type, out, out_count, out_type,
+                         communicator, request);
+}
+
+int MPI_Igather(const void* in, int count, MPI_Datatype type, void* out,
+                int out_count, MPI_Datatype out_type, int root,
+                MPI_Comm communicator, MPI_Request* request) {
+  note_count_of_each(count, communicator);
+  return PMPI_Igather(in, count, type, out, out_count, out_type, root,
+                      communicator, request);
+}
+
+int MPI_Iscatter(const void* in, int count, MPI_Datatype type, void* out,
+                 int out_count, MPI_Datatype out_type, int root,
+                 MPI_Comm communicator, MPI_Request* request) {
+  note_count_of_each(out_count, communicator);
+  return PMPI_Iscatter(in, count, type, out, out_count, out_type, root,
+                       communicator, request);
+}
+
+int MPI_Ireduce_scatter(const void* in, void* out, const int* counts,
+                        MPI_Datatype type, MPI_Op op, MPI_Comm communicator,
+                        MPI_Request* request) {
+  int ranks = 0;
+  MPI_Comm_size(communicator, &ranks);
+  note_count(std::accumulate(counts, counts + ranks, int64_t{0}));
+  return PMPI_Ireduce_scatter(in, out, counts, type, op, communicator, request);
+}
+
+int MPI_Ireduce_scatter_block(const void* in, void* out, int count,
+                              MPI_Datatype type, MPI_Op op,
+                              MPI_Comm communicator, MPI_Request* request) {
+  note_count_of_each(count, communicator);
+  return PMPI_Ireduce_scatter_block(in, out, count, type, op, communicator,
+                                    request);
+}
+
+namespace {
 
 // Writes the line at once, because several ranks share one pipe.
 template <typename... Parts>
@@ -186,6 +253,51 @@ void forgotten() {
   MPI_Finalize();
 }
 
+// Runs the operations that take a part of each rank. A part alone is within
+// LOCKSTEP_MPI_MAX_COUNT=1000, the parts of two ranks together are not.
+void parts_of_ranks() {
+  auto group = lockstep::init_process_group("mpi");
+  const int rank = group->rank();
+  const int size = group->size();
+  const auto of_rank = [](int64_t count, int of) {
+    return at::full({count}, of + 1.0f);
+  };
+  const auto list_of = [&](int64_t count) {
+    std::vector<at::Tensor> list;
+    for (int i = 0; i < size; ++i) list.push_back(of_rank(count, i));
+    return list;
+  };
+  const auto zeros = [&](int64_t count) {
+    return at::zeros({count * size}).chunk(size);
+  };
+  const auto equal = [](const at::TensorList& one, const at::TensorList& two) {
+    return at::cat(one).equal(at::cat(two));
+  };
+  most_counted = 0;
+  bool right = true;
+  // 600 bytes of each rank.
+  const auto own = of_rank(150, rank);
+  auto gathered = zeros(150);
+  lockstep::all_gather(gathered, own);
+  right &= equal(gathered, list_of(150));
+  gathered = zeros(150);
+  lockstep::gather(own, rank == 0 ? gathered : std::vector<at::Tensor>());
+  right &= rank != 0 || equal(gathered, list_of(150));
+  auto scattered = at::zeros({150});
+  lockstep::scatter(scattered,
+                    rank == 0 ? list_of(150) : std::vector<at::Tensor>());
+  right &= scattered.equal(own);
+  // 600 elements of each rank.
+  auto sum = at::zeros({600});
+  const auto wanted = of_rank(600, rank).mul_(size);
+  lockstep::reduce_scatter_tensor(sum, at::cat(list_of(600)));
+  right &= sum.equal(wanted);
+  sum.zero_();
+  lockstep::reduce_scatter(sum, list_of(600));
+  right &= sum.equal(wanted);
+  say("counted ", most_counted.load(), " at most, ", right ? "right" : "wrong");
+}
+
 // Rank 1 gives up a receive before rank 0 has sent.
 void late() {
   auto group = lockstep::init_process_group("mpi");
@@ -265,6 +377,7 @@ int main(int argc, char** argv) {
       {"hasty", hasty},
       {"strangers", strangers},
       {"forgotten", forgotten},
+      {"parts_of_ranks", parts_of_ranks},
       {"late", late},
       {"forever", forever<1'000>},
       {"patient", forever<60'000>},

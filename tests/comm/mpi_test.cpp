@@ -103,6 +103,18 @@ TEST_F(Mpi, TensorsLargerThanAnIntCountsGoInParts) {
                 {"LOCKSTEP_MPI_MAX_COUNT=1000"});
 }
 
+// OpenMPI 4.1 multiplies the size of a part by the number of ranks, or by a
+// rank, in an int: reduce_scatter_tensor() of 4 ranks with 600 million elements
+// each returned at once and reduced nothing, and all_gather_into_tensor() of 8
+// ranks with 320 MiB each wrote outside of its output.
+TEST_F(Mpi, NoCallIsGivenMoreOfAllRanksTogetherThanAnIntCounts) {
+  const auto result =
+      run_part(2, "parts_of_ranks", {"LOCKSTEP_MPI_MAX_COUNT=1000"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  // A part is one element of a type of its own.
+  EXPECT_EQ(count(result.out, "counted 2 at most, right"), 2) << result.out;
+}
+
 TEST_F(Mpi, AWorldNeedsNoEnvironment) {
   for (const int ranks : {1, 2, 3}) {
     const auto result = run_part(ranks, "world");

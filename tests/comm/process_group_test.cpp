@@ -1,9 +1,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <torch/torch.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <iterator>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -11,7 +20,9 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/register_backend.h"
 #include "lockstep/comm/shm/create.h"
@@ -302,6 +313,107 @@ WORLD_TEST(RegisterBackend, IsShutDownBeforeItIsDestroyedUnlessAborted, 1) {
     default_group()->abort();
   }
   EXPECT_EQ(calls.find("shutdown"), std::string::npos) << calls;
+}
+
+// An abort() that threw while an exception left the scope of the guard ended
+// the process by std::terminate().
+WORLD_TEST(RegisterBackend, ThatCannotAbortDoesNotHideWhatTheProgramThrew, 1) {
+  static int aborted = 0;
+  struct Stubborn final : c10d::Backend {
+    Stubborn() : Backend(0, 1) {}
+    const std::string getBackendName() const override { return "stubborn"; }
+    void abort() override {
+      ++aborted;
+      throw std::runtime_error("the system gives no thread");
+    }
+  };
+  register_backend("stubborn",
+                   [](const c10d::DistributedBackendOptions&) {
+                     return c10::make_intrusive<Stubborn>();
+                   },
+                   {at::kCPU, at::kMeta});
+  EXPECT_THAT(
+      [] {
+        const auto group = init_process_group("cpu:stubborn,meta:stubborn");
+        const auto other = new_group({0});
+        throw std::runtime_error("as a training loop would");
+      },
+      ThrowsMessage<std::runtime_error>("as a training loop would"));
+  EXPECT_EQ(aborted, 4);  // each backend of each group
+}
+
+// Refuses threads to the thread that calls. Cannot be taken back.
+bool refuse_threads() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{std::size(program), program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// Gloo's abort() threw if the system gave no thread to end pending works.
+WORLD_TEST(ProcessGroup, IsAbortedThoughTheSystemGivesNoThread, 2) {
+  const auto ended = world.folder / "aborted";
+  try {
+    const auto group = init_process_group("gloo");
+    barrier();
+    if (world.rank == 1) {
+      const auto deadline = Deadline::after(std::chrono::seconds(30));
+      while (!std::filesystem::exists(ended) && !deadline.expired()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    } else {
+      // The work is pending until its callback has ended.
+      const auto aborted = std::make_shared<std::promise<void>>();
+      const auto work = all_reduce(at::ones({2}), {.async_op = true});
+      work->getFuture()->addCallback([aborted](c10::ivalue::Future&) {
+        aborted->get_future().wait_for(std::chrono::seconds(30));
+      });
+      std::thread([] {
+        if (!refuse_threads()) return;  // there is no seccomp
+        EXPECT_NO_THROW(default_group()->abort());
+      }).join();
+      aborted->set_value();
+      std::ofstream(ended) << 1;
+    }
+    throw std::runtime_error("as a training loop would");
+  } catch (const std::runtime_error&) {
+  }
+}
+
+// Python's groups leave in destroy_process_group() and live on. If the program
+// then ended in an error, abort() locked a mutex of the queue that leave() had
+// destroyed.
+WORLD_TEST(RegisterBackend, IsNotAbortedAfterItHasLeft, 1) {
+  static std::string calls;
+  struct Leaving final : c10d::Backend, PeerNotices {
+    Leaving() : Backend(0, 1) {}
+    const std::string getBackendName() const override { return "leaving"; }
+    void abort() override { calls += "abort "; }
+    std::string departures() const override { return {}; }
+    bool knows_all_peers() const override { return true; }
+    void abort_because(const std::string& cause) override {
+      calls += "abort: " + cause + " ";
+    }
+    void keep_cause(const std::string&) override {}
+    void leave() override { calls += "leave "; }
+  };
+  register_backend("leaving",
+                   [](const c10d::DistributedBackendOptions&) {
+                     return c10::make_intrusive<Leaving>();
+                   },
+                   {at::kCPU});
+  const auto guard = init_process_group("leaving");
+  const auto group = new_group({0});
+  inside(group).leave();
+  group->abort();
+  group->abort("rank 3 died");
+  EXPECT_EQ(calls, "leave ");
 }
 
 }  // namespace

@@ -158,6 +158,26 @@ WORLD_TEST(Reconfigure, GoesOnWithFewerRanks, 3) {
   }
 }
 
+// A bug: without `members`, the ranks compared the groups that are lost, too.
+// The numbers in them are those of other ranks by then, so reconfigure() said
+// that ranks 0 and 1 had made different groups.
+WORLD_TEST(Reconfigure, LostGroupsAreLeftOutWithoutMembersToo, 3) {
+  struct Leaves {};
+  try {
+    auto group = init_process_group("shm");
+    const auto first = new_group({0, 1});
+    const auto ends = new_group({0, 2});
+    if (world.rank == 1) throw Leaves();
+    reconfigure({.uuid = "fewer", .members = {0, 2}});
+    reconfigure({.uuid = "all of them"});
+    expect_right({group, ends});
+    if (world.rank == 0) {
+      EXPECT_THROW(barrier({.group = first}), LostGroupError);
+    }
+  } catch (const Leaves&) {
+  }
+}
+
 WORLD_TEST(Reconfigure, GroupsAreRightAfterATimeout, 2, 3) {
   for (const char* backend : kBackends) {
     auto group = init_process_group(backend);

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -15,6 +18,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/file_descriptor.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/group_inside.h"
 #include "lockstep/comm/init.h"
@@ -481,6 +486,36 @@ TEST(StoreSocket, ListensOnLoopbackOnlyOfEitherFamily) {
   }
   EXPECT_FALSE(store_socket("192.0.2.1", 0));
   EXPECT_FALSE(store_socket("example.invalid", 0));
+}
+
+// A bug: if a signal interrupted the wait for a host that does not answer, the
+// store was said to listen there.
+TEST(StoreSocket, ASignalIsNotAnAnswer) {
+  const auto listener = store_socket("127.0.0.1", 0);
+  ASSERT_TRUE(listener);
+  ASSERT_EQ(::listen(listener->get(), 0), 0);
+  sockaddr_in address{};
+  socklen_t size = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::getsockname(listener->get(), any, &size), 0);
+  // This connection fills the listener's queue, so others get no answer.
+  const FileDescriptor first(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::connect(first.get(), any, size), 0);
+
+  struct sigaction ignoring {};
+  struct sigaction before {};
+  ignoring.sa_handler = [](int) {};
+  ASSERT_EQ(::sigaction(SIGALRM, &ignoring, &before), 0);
+  const itimerval often{.it_interval = {.tv_sec = 0, .tv_usec = 5'000},
+                        .it_value = {.tv_sec = 0, .tv_usec = 5'000}};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &often, nullptr), 0);
+  const auto why =
+      await_listener("127.0.0.1", ntohs(address.sin_port),
+                     Deadline::after(std::chrono::milliseconds(200)));
+  const itimerval never{};
+  ASSERT_EQ(::setitimer(ITIMER_REAL, &never, nullptr), 0);
+  ASSERT_EQ(::sigaction(SIGALRM, &before, nullptr), 0);
+  EXPECT_EQ(why, "Connection timed out");
 }
 
 }  // namespace

@@ -6,13 +6,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "tests/harness/in_child.h"
 
 namespace lockstep::internal {
 namespace {
@@ -74,6 +77,22 @@ TEST_F(WatchedStores, OfNobodyAnythingIsSaidWhereNobodyCanLook) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   EXPECT_EQ(words(), "");
   EXPECT_FALSE(watched_by(0)->check({"key"}));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+// A bug: if the last descriptor went while a rank that had seen a death waited
+// to be certain, it waited for as long as there was none. It took the dead rank
+// for one that had left.
+TEST_F(WatchedStores, ADeathThatWasSeenIsToldWithoutADescriptor) {
+  life_signs_[0]->learn_all();
+  life_signs_[2].reset();
+  EXPECT_EQ(words(), "");  // rank 0 has seen it, and waits a little
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit none = limit;
+  none.rlim_cur = 0;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(words_of(life_signs_[0]->gone_for_good()), "rank 2 died");
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
@@ -154,6 +173,58 @@ TEST_F(WatchedStores, WhoGivesUpIsHeard) {
               ThrowsMessage<PeerGone>(HasSubstr("rank 1 gave up: no memory")));
 }
 
+// The store of a rank 0 that is stopped: calls last until it goes on.
+class StoppedStore : public c10d::HashStore {
+ public:
+  using HashStore::set;
+  bool check(const std::vector<std::string>& keys) override {
+    await_going_on();
+    return HashStore::check(keys);
+  }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    await_going_on();
+    HashStore::set(key, value);
+  }
+
+  void stop() { is_stopped_ = true; }
+  // Returns whether a call has lasted for half a minute.
+  bool go_on() {
+    is_stopped_ = false;
+    return has_lasted_long_;
+  }
+
+ private:
+  void await_going_on() {
+    const auto deadline = Deadline::after(seconds(30));
+    while (is_stopped_ && !deadline.expired()) ::usleep(1000);
+    if (is_stopped_) has_lasted_long_ = true;
+  }
+
+  std::atomic<bool> is_stopped_ = false;
+  std::atomic<bool> has_lasted_long_ = false;
+};
+
+// An operation that had failed asked the store about a rank of Python, which
+// writes no sign, or about one that had died; with rank 0 stopped it did so for
+// ever, and never threw.
+TEST_F(WatchedStores, AStoreThatDoesNotAnswerKeepsNobodyWaiting) {
+  const auto store = c10::make_intrusive<StoppedStore>();
+  const auto make = [&](int rank) {
+    return std::make_shared<LifeSigns>(
+        store, rank, 4, /*rank_zero_has_store=*/false, milliseconds(0));
+  };
+  const auto one = make(1);
+  auto two = make(2);
+  one->learn_all();  // there is no rank 3
+  store->stop();
+  EXPECT_FALSE(one->misses_any({1, 2, 3}));
+  two.reset();
+  EXPECT_TRUE(one->misses_any({1, 2, 3}));
+  EXPECT_EQ(words_of(one->gone_for_good({1, 2, 3})), "rank 2 died");
+  one->leave(LifeSigns::End::failed);
+  EXPECT_FALSE(store->go_on());
+}
+
 // The child's copy of the socket does not show that the parent lives, and the
 // child's end does not show that the parent died.
 TEST_F(WatchedStores, AForkedChildSaysNothingForItsParent) {
@@ -166,6 +237,18 @@ TEST_F(WatchedStores, AForkedChildSaysNothingForItsParent) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(words(), "");
+}
+
+// A bug: a child that was forked after its parent had missed a rank asked about
+// that rank for ever.
+TEST_F(WatchedStores, AForkedChildDoesNotWaitToBeCertain) {
+  life_signs_[2].reset();
+  EXPECT_EQ(words(), "");  // rank 0 has seen it, and waits a little
+  EXPECT_EQ(testing::in_child([&] {
+              ::alarm(20);
+              return life_signs_[0]->gone_for_good().empty() ? 0 : 1;
+            }),
+            0);
 }
 
 }  // namespace

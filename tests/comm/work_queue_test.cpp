@@ -174,6 +174,30 @@ TEST(WorkQueue, NoTwoOperationsOverlapWhoeverIssuesThem) {
   EXPECT_EQ(total, 2 * kThreads * kRounds);
 }
 
+// A bug: the operation could not know how long it had waited for its turn, and
+// took its whole timeout again.
+TEST(WorkQueue, ASynchronousOperationIsToldWhatIsLeftOfItsTimeout) {
+  WorkQueue queue("queue");
+  milliseconds left{0};
+  const auto keep = [&](milliseconds given) { left = given; };
+  queue.run(kLong, keep);
+  EXPECT_EQ(left, kLong);
+  Gate gate;
+  auto work = enqueue(queue, [&] { gate(); });
+  gate.await_entry();
+  std::atomic<pid_t> caller{0};
+  std::thread waits([&] {
+    caller = ::gettid();
+    queue.run(kLong, keep);
+  });
+  // This looks several times at the caller while it stands in line.
+  EXPECT_TRUE(await_asleep(caller));
+  gate.open();
+  waits.join();
+  EXPECT_LT(left, kLong);
+  EXPECT_GT(left, milliseconds(0));
+}
+
 TEST(WorkQueue, ASynchronousOperationThatWaitsTooLongIsNotRun) {
   WorkQueue queue("queue");
   Gate gate;

@@ -118,9 +118,10 @@ TEST(TensorDataset, RefusesIndicesOutsideTheDataset) {
   EXPECT_THROW(dataset.get_batch({static_cast<size_t>(-1)}), c10::Error);
   // Also at the end of indices that follow each other.
   EXPECT_THROW(dataset.get_batch({2, 3, 4}), c10::Error);
-  EXPECT_THAT([&] { dataset.get_batch({1, 7}); },
-              ThrowsMessage<c10::IndexError>(HasSubstr(
-                  "sample 7 is asked for, but the dataset has 4 samples")));
+  EXPECT_THAT(
+      [&] { dataset.get_batch({1, 7}); },
+      ThrowsMessage<c10::IndexError>(HasSubstr(
+          "TensorDataset: index 7 is outside of a dataset of 4 samples")));
   TensorDataset empty(torch::ones({0, 2}), torch::zeros({0}));
   EXPECT_THROW(empty.get_batch({0}), c10::Error);
   EXPECT_EQ(empty.get_batch({}).data.sizes(), (c10::IntArrayRef{0, 2}));

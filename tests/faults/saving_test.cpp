@@ -55,7 +55,7 @@ TEST_F(Saving, AKilledRankLeavesTheOldOrTheNewSnapshotWhole) {
   const Moment moments[] = {
       {1, "open shard-00002", "1"},    {1, "fsync shard-00002", "1"},
       {0, "write manifest.json", "1"}, {0, "rename 000002-step-2", "1"},
-      {0, "symlink .latest", "2"},     {0, "unlink ", "2"},
+      {0, "symlink .latest", "2"},     {0, "unlink shard-", "2"},
   };
   for (const Moment& moment : moments) {
     SCOPED_TRACE("rank " + std::to_string(moment.rank) + " before " +

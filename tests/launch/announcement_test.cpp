@@ -6,11 +6,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/launch/agent/worker_store_service.h"
 #include "lockstep/worker/worker_call.h"
 #include "lockstep/worker/worker_store_link.h"
 
@@ -130,6 +133,40 @@ TEST(Announcement, OfTakenPlacesKeepsThoseThatAreLeft) {
   EXPECT_EQ(notice.cause, "node 1 was lost");
   EXPECT_EQ(notice.places, std::vector<int>({0, 2, 3}));
   EXPECT_EQ(notice.lost, std::vector<int>({2, 3}));
+}
+
+// The store is a new one, and another node, which did not know of generation 2,
+// has given place 1 up there.
+TEST(Announcement, OfEarlierGenerationsIsMadeWhereNoneIs) {
+  const std::string name =
+      "lockstep-test-earlier-" + std::to_string(::getpid());
+  const WorkerStoreService service(name, 0, nullptr);
+  const auto deadline = Deadline::after(std::chrono::seconds(20));
+  WorkerStoreLink store(name, deadline);
+  const std::string given_up = "rank 1 failed\nplaces 0 and 2";
+  store.call({.operation = WorkerCall::Operation::set,
+              .key = generation_key(5, 2),
+              .value = given_up},
+             deadline);
+  const auto notice = [&](int generation) {
+    return store
+        .call({.operation = WorkerCall::Operation::get,
+               .key = generation_key(5, generation)},
+              deadline)
+        .text;
+  };
+  for (int agent = 0; agent < 2; ++agent) {
+    EXPECT_EQ(announce_earlier(store, 5, 3, deadline),
+              std::vector<int>({0, 2}));
+    EXPECT_EQ(notice(2), given_up);
+    for (const int generation : {1, 3}) {
+      const auto written = generation_notice_of(notice(generation));
+      EXPECT_FALSE(written.cause.empty()) << generation;
+      EXPECT_TRUE(written.places.empty() && written.lost.empty());
+    }
+    EXPECT_FALSE(store.check({generation_key(5, 4)}, deadline));
+    EXPECT_FALSE(store.check({generation_key(5, 0)}, deadline));
+  }
 }
 
 TEST(Announcement, OfNoNumberIsNotMade) {

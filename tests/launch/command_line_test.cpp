@@ -374,6 +374,11 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
         proof},
        2,
        "names 127.0.0.1:7 twice"},
+      // White space between endpoints is not a part of them.
+      {{"run", "--nnodes=2", "--rdzv-endpoint=localhost:7, localhost:7", touch,
+        proof},
+       2,
+       "names localhost:7 twice"},
       {{"run", "--nnodes=2", "--standalone", touch, proof}, 2, "--standalone"},
       {{"run", "--nnodes=2", "--node-rank=2", "--master-addr=::1", touch,
         proof},

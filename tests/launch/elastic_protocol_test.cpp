@@ -23,6 +23,7 @@ class ElasticProtocolTest : public ::testing::Test {
     description.min_nodes = 2;
     description.max_restarts = 1;
     description.max_membership_changes = changes_allowed_;
+    description.heals = description.shrinks = shrinks_;
     description.host = "host" + std::to_string(agents_.size());
     description.hosts_store = agents_.empty();
     description.keep_alive.max_attempt = 3;
@@ -95,6 +96,7 @@ class ElasticProtocolTest : public ::testing::Test {
   std::deque<NodeProtocol> agents_;
   std::optional<int> changes_allowed_{};
   int failures_ = 0;
+  bool shrinks_ = false;
   std::set<size_t> gone_{};  // agents that do nothing any more
   NodeProtocol::Clock::time_point now_ = NodeProtocol::Clock::now();
 };
@@ -275,6 +277,17 @@ TEST_F(ElasticProtocolTest, NewNodeDoesNotDisturbAJobThatIsAboutToEnd) {
   come();
   pass(300);
   EXPECT_FALSE(agents_[0].take_verdict());
+}
+
+TEST_F(ElasticProtocolTest, NewNodeIsLetInThoughANodeHasLostItsWorkers) {
+  shrinks_ = true;
+  begin(2);
+  agents_[1].report_given_up();
+  come();
+  pass(105);
+  const auto verdict = agents_[0].take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->kind, Kind::node_waits);
 }
 
 TEST_F(ElasticProtocolTest, FailureLetsTheNodesInThatWait) {

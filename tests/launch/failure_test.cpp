@@ -204,6 +204,16 @@ TEST_F(LauncherFaults, RankThatWasKilledComesBeforeTheErrorsOfItsPeers) {
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
 }
 
+// A bug: the error about the other rank was reported for both.
+TEST_F(LauncherFaults, RankThatWasKilledAfterAnEchoIsNotReportedWithIt) {
+  const auto result =
+      run_script({}, library_record("echo", "rank 2 is gone") + "kill -KILL $$",
+                 kOneThread);
+  EXPECT_THAT(lines(result.err).front(),
+              EndsWith("rank 0 failed: killed by SIGKILL (exit code 137)"));
+  EXPECT_EQ(count(result.err, "is gone"), 0) << result.err;
+}
+
 // The documentation promises a second. The default is 0.5 s.
 TEST_F(LauncherFaults, FirstFailureStopsTheOthersWithinASecond) {
   const auto result = run_script(

@@ -18,6 +18,7 @@
 //   whole    the training cannot go on with fewer ranks, "for a reason"
 //   fragile  a process that joins generation 1 fails before it says so
 //   late     a standby process is on its way until FOLDER holds a file "go"
+//   second   likewise, but the first one is not
 //   ends     a standby process ends well
 //   slow     a process that takes a place says "heals" after two seconds, and
 //            writes then, in clock ticks since the start of the system, into
@@ -64,7 +65,7 @@ std::string exchange_memory(const std::string& own) {
 // Prints the generations that are announced after `last`.
 void look_for_generations(WorkerStoreLink& store, int& last,
                           const std::string& who) {
-  const auto deadline = Deadline::after(seconds(10));
+  const auto deadline = Deadline::after(seconds(60));
   while (store.check({generation_key(last + 1)}, deadline)) {
     const auto cause = store.call({.operation = WorkerCall::Operation::get,
                                    .key = generation_key(++last)},
@@ -83,7 +84,12 @@ int main(int argc, char** argv) {
   const std::filesystem::path folder = argv[2];
   if (stands_by()) {
     if (scenario == "ends") return 0;
-    while (scenario == "late" && !std::filesystem::exists(folder / "go")) {
+    bool is_late = scenario == "late";
+    if (scenario == "second") {
+      is_late = std::filesystem::exists(folder / "first");
+      std::ofstream(folder / "first") << "has come\n";
+    }
+    while (is_late && !std::filesystem::exists(folder / "go")) {
       std::this_thread::sleep_for(milliseconds(10));
     }
     take_place();

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -171,6 +172,22 @@ TEST_F(Healing, AWorkerWaitsForAProcessThatIsOnItsWay) {
   std::ofstream(scratch() / "go") << "now\n";
   job->await_output(who(0, zero) + " learns of generation 1: ");
   job->await_output(" attempt 0 generation 1 ");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+// A bug: all restarted after 30 s, though one process waited.
+TEST_F(Healing, AProcessThatWaitsIsUsedIfTheSecondOfTwoDoesNotCome) {
+  auto job = start_job("second", {"--max-restarts=2", "--standby=2"}, 3);
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const pid_t one = pid_of(1);
+  kill_at_once({pid_of(0), pid_of(2)});
+  job->await_error("its place waits for a standby process\n");
+  job->await_output(" attempt 0 generation 1 ", 1, seconds(60));
+  std::ofstream(scratch() / "go") << "now\n";
+  job->await_output(who(1, one) + " learns of generation 2: rank ");
+  job->await_output(" attempt 0 generation 2 ");
+  EXPECT_EQ(pid_of(1), one);
   stop();
   EXPECT_EQ(job->finish().exit_code, 0) << job->err();
 }
@@ -468,6 +485,43 @@ TEST_F(HealingNodes, EachHealsItsOwnWorkers) {
         << result.err;
   }
   EXPECT_THAT(nodes[1]->err(), HasSubstr("restarts used 2 of 2\n"));
+}
+
+// A bug: the announcement that follows the wait for a standby process was made
+// once. The host of the store does not answer for a while just then.
+TEST_F(HealingNodes, APlaceIsGivenUpOnceTheStoreAnswers) {
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (const int node : {0, 1}) {
+    nodes.push_back(
+        start(with(meeting(endpoint(), 2, node),
+                   {"--heal=shrink", "--standby=1", "--max-restarts=1",
+                    "--rdzv-conf=keep_alive_interval=20",
+                    "--nproc-per-node=" + std::to_string(node + 1), kRank,
+                    "late", scratch().string()})));
+    if (node == 0) await_store();
+  }
+  nodes[0]->await_output(" generation 0 ");
+  nodes[1]->await_output(" generation 0 ", 2);
+  const pid_t dies = first_worker(*nodes[1]);
+  const std::string other = lines(nodes[1]->out()).back();
+  const pid_t stays = std::stoi(other.substr(other.find("pid ") + 4));
+  ASSERT_EQ(::kill(dies, SIGKILL), 0);
+  nodes[1]->await_error("its place waits for a standby process\n");
+  nodes[0]->signal(SIGSTOP);
+  int connected = store_sockets(stays);
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (store_sockets(stays) <= connected && !deadline.expired()) {
+    connected = std::min(connected, store_sockets(stays));
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_FALSE(deadline.expired()) << "nothing was announced";
+  std::this_thread::sleep_for(milliseconds(1500));  // one answer has 1 s
+  nodes[0]->signal(SIGCONT);
+  nodes[1]->await_error("the job goes on with 2 ranks: healing 1 of 1\n");
+  std::ofstream(scratch() / "stop") << "now\n";
+  for (const auto& node : nodes) {
+    EXPECT_EQ(node->finish().exit_code, 0) << node->err();
+  }
 }
 
 // The only worker of a node waits for the announcement when the host of the

@@ -62,6 +62,18 @@ TEST_F(JobReports, ASuccessSaysWhatRan) {
   EXPECT_GT(all["seconds"], 0);
 }
 
+// Regression: a launch that could not begin left the report of yesterday's
+// success.
+TEST_F(JobReports, ALaunchThatCannotBeginLeavesNoReport) {
+  std::ofstream(file()) << "of an earlier job";
+  EXPECT_EQ(run_script(options({"--nproc-per-node=0"}), "true").exit_code, 2);
+  EXPECT_FALSE(fs::exists(file()));
+  // The value was forgotten, so it is the program.
+  std::ofstream(file()) << "#!/bin/sh";
+  EXPECT_EQ(run({"run", "--report", file().string()}).exit_code, 2);
+  EXPECT_TRUE(fs::exists(file()));
+}
+
 // --report=/dev/full removed the device, and made a file in its place.
 TEST_F(JobReports, APipeOrADeviceIsWrittenThrough) {
   ASSERT_EQ(::mkfifo(file().c_str(), 0600), 0);

@@ -426,7 +426,7 @@ class SpareNodeTest : public NodeProtocolTest {
     one.shrinks = shrinks_;
     one.is_spare = !rank;
     one.max_restarts = 3;
-    one.connection = "agent " + std::to_string(agents_.size());
+    one.id = one.connection = "agent " + std::to_string(agents_.size());
     accepted_.insert(one.connection);
     return agents_.emplace_back(store_, one, [this] { return accepted_; });
   }
@@ -522,6 +522,19 @@ TEST_F(SpareNodeTest, IsNotNeededForANodeWhoseWorkersWereGivenUp) {
   EXPECT_EQ(agents_[0].take_verdict()->kind, Verdict::Kind::succeeded);
 }
 
+// A bug: the agent still had to write another key, and the job waited for that.
+TEST_F(SpareNodeTest, IsNotNeededForANodeThatIsLostOnceItHasSaidSo) {
+  lose_one_of_three();
+  ASSERT_TRUE(agents_[0].take_lost_node());
+  store_.set("lockstep/round/0/given_up/2", "1");
+  accepted_.erase("agent 2");
+  pass(1000);
+  EXPECT_FALSE(agents_[0].take_lost_node());
+  EXPECT_FALSE(agents_[0].take_verdict());
+  agents_[0].report_success();
+  EXPECT_EQ(agents_[0].take_verdict()->kind, Verdict::Kind::succeeded);
+}
+
 TEST_F(SpareNodeTest, DoesNotTakeThePlaceOfWorkersThatWereGivenUp) {
   lose_one_of_three();
   ASSERT_TRUE(agents_[0].take_lost_node());
@@ -544,6 +557,17 @@ TEST_F(SpareNodeTest, TakesThePlaceOfOneOfTwoAndTheOtherIsGivenUp) {
   EXPECT_EQ(lost->places, std::vector<int>({4, 5}));
   pass(60'000);
   EXPECT_FALSE(agents_[0].take_verdict());
+}
+
+TEST_F(SpareNodeTest, IsNotFreeWhileItTakesARank) {
+  lose_one_of_three(/*with_spare=*/true);
+  agents_[3].join();
+  store_.set("lockstep/spare/0", "agent 3");  // which it has just removed
+  accepted_.erase("agent 2");
+  pass(1000);
+  const auto lost = agents_[0].take_lost_node();
+  ASSERT_TRUE(lost) << "the same spare node was to take this place, too";
+  EXPECT_EQ(lost->places, std::vector<int>({4, 5}));
 }
 
 // It has not taken the place of a lost one when the job ends.

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <stdexcept>
 
 #include "lockstep/base/control_groups.h"
@@ -40,6 +41,16 @@ TEST(StreamSelection, RefusesAnythingElse) {
     EXPECT_THROW(StreamSelection::parse("--tee", text), std::invalid_argument)
         << text;
   }
+}
+
+// A bug: values of templates, and lists with blanks, were refused.
+TEST(StreamSelection, WhiteSpaceAroundItemsIsNothing) {
+  EXPECT_EQ(StreamSelection::parse("--tee", "3\n").of(7), Streams::all);
+  const auto some = StreamSelection::parse("--tee", " 0:3, 1 : 2\n");
+  EXPECT_EQ(some.of(0), Streams::all);
+  EXPECT_EQ(some.of(1), Streams::err);
+  EXPECT_EQ(parse_local_ranks("--f", " 0, 2\n"), (std::set<int>{0, 2}));
+  EXPECT_THROW(parse_local_ranks("--f", "0, "), std::invalid_argument);
 }
 
 TEST(LineFilters, CommasSeparateAndTwoAreOne) {

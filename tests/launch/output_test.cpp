@@ -2,11 +2,13 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <poll.h>
+#include <pty.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "lockstep/base/deadline.h"
@@ -28,6 +30,25 @@ class Output : public LauncherTest {
       return run.path() / ("attempt_" + std::to_string(number));
     }
     return {};
+  }
+
+  // Serves `mux` until the other end of its console, which does not block, has
+  // given `text` in all. `shown`: what it has given so far.
+  static void await_shown(OutputMux& mux, const FileDescriptor& console,
+                          std::string& shown, const std::string& text) {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+    while (shown != text && !deadline.expired()) {
+      std::vector<pollfd> entries;
+      mux.add_poll_entries(entries);
+      const auto due = mux.due();
+      poll(entries.data(), entries.size(),
+           due ? static_cast<int>(due->remaining().count()) : 10);
+      mux.handle_poll_entries(entries);
+      char bytes[4096];
+      const ssize_t count = read(console.get(), bytes, sizeof bytes);
+      if (count > 0) shown.append(bytes, static_cast<size_t>(count));
+    }
+    EXPECT_EQ(shown, text);
   }
 };
 
@@ -215,21 +236,8 @@ TEST_F(Output, APromptIsShownAndItsRestFollowsThere) {
   const auto asks = mux.add_stream(OutputMux::Console::out, "[0]:", {});
   const auto other = mux.add_stream(OutputMux::Console::err, "[1]:", {});
   std::string shown;
-  // Serves the mux until this is on the console.
   const auto await_shown = [&](const std::string& text) {
-    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
-    while (shown != text && !deadline.expired()) {
-      std::vector<pollfd> entries;
-      mux.add_poll_entries(entries);
-      const auto due = mux.due();
-      poll(entries.data(), entries.size(),
-           due ? static_cast<int>(due->remaining().count()) : 10);
-      mux.handle_poll_entries(entries);
-      char bytes[1000];
-      const ssize_t count = read(console.get(), bytes, sizeof bytes);
-      if (count > 0) shown.append(bytes, static_cast<size_t>(count));
-    }
-    EXPECT_EQ(shown, text);
+    Output::await_shown(mux, console, shown, text);
   };
   const auto say = [](const FileDescriptor& worker, std::string_view text) {
     ASSERT_EQ(write(worker.get(), text.data(), text.size()),
@@ -254,6 +262,84 @@ TEST_F(Output, APromptIsShownAndItsRestFollowsThere) {
   say(asks, "end\n");
   await_shown(
       "[0]:go on? yes\n[0]:sure? \n[1]:news\n[0]:no\n[0]:last \n[0]:end\n");
+}
+
+// A bug: with 2>&1, a line of stdout was written between two parts of a longer
+// one of stderr.
+TEST_F(Output, LongLinesOfBothStreamsToOnePipeAreNotMixed) {
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  const FileDescriptor console(ends[0]), out(ends[1]);
+  // So that the first part of the long line fills it.
+  ASSERT_NE(fcntl(out.get(), F_SETPIPE_SZ, 4096), -1);
+  const FileDescriptor err(fcntl(out.get(), F_DUPFD_CLOEXEC, 3));
+  OutputMux mux([](const std::string& text) { ADD_FAILURE() << text; },
+                out.get(), err.get());
+  const auto first = mux.add_stream(OutputMux::Console::err, "[0]:", {});
+  const auto second = mux.add_stream(OutputMux::Console::out, "[1]:", {});
+  const std::string line = std::string(20'000, 'e') + '\n';
+  ASSERT_EQ(write(first.get(), line.data(), line.size()),
+            static_cast<ssize_t>(line.size()));
+  std::vector<pollfd> entries;
+  mux.add_poll_entries(entries);
+  poll(entries.data(), entries.size(), 0);
+  mux.handle_poll_entries(entries);
+  ASSERT_EQ(write(second.get(), "o\n", 2), 2);
+  std::string shown;
+  await_shown(mux, console, shown, "[0]:" + line + "[1]:o\n");
+}
+
+// A bug: poll() reports a terminal as writable if one byte fits. The write that
+// followed waited for its reader, and no signal was forwarded meanwhile.
+TEST_F(Output, ATerminalThatTakesNothingDoesNotHoldTheMux) {
+  int master = -1, slave = -1;
+  ASSERT_EQ(openpty(&master, &slave, nullptr, nullptr, nullptr), 0);
+  FileDescriptor reader(master);
+  const FileDescriptor terminal(slave);
+  std::string notices;
+  OutputMux mux([&](const std::string& text) { notices += text; },
+                terminal.get(), terminal.get());
+  FileDescriptor worker = mux.add_stream(OutputMux::Console::out, "[0]:", {});
+  ASSERT_EQ(fcntl(worker.get(), F_SETFL, O_NONBLOCK), 0);
+  const std::string text(60, 'x');
+  std::string expected;
+  // Writes until neither the mux nor the pipe to it takes more.
+  auto filling = std::async(std::launch::async, [&] {
+    const std::string line = text + '\n';
+    for (bool takes = true; takes && notices.empty();) {
+      takes = false;
+      while (write(worker.get(), line.data(), line.size()) > 0) {
+        expected += "[0]:" + text + "\r\n";
+        takes = true;
+      }
+      std::vector<pollfd> entries;
+      mux.add_poll_entries(entries);
+      poll(entries.data(), entries.size(), 0);
+      mux.handle_poll_entries(entries);
+    }
+  });
+  const bool is_full =
+      filling.wait_for(std::chrono::seconds(60)) == std::future_status::ready;
+  if (!is_full) reader.reset();  // This ends a write that blocks.
+  filling.get();
+  ASSERT_TRUE(is_full) << "a write to the terminal blocked";
+  // Nothing is lost once the terminal takes more.
+  worker.reset();
+  std::string shown;
+  auto reading = std::async(std::launch::async, [&] {
+    pollfd entry{reader.get(), POLLIN, 0};
+    while (shown.size() < expected.size() && poll(&entry, 1, 60'000) > 0) {
+      char bytes[4096];
+      const ssize_t count = read(reader.get(), bytes, sizeof bytes);
+      if (count <= 0) return;
+      shown.append(bytes, static_cast<size_t>(count));
+    }
+  });
+  EXPECT_FALSE(mux.drain(std::chrono::seconds(60)));
+  reading.get();
+  EXPECT_EQ(shown.size(), expected.size());
+  EXPECT_TRUE(shown == expected);
+  EXPECT_EQ(notices, "");
 }
 
 TEST_F(Output, EachStateOfAProgressBarIsALine) {

@@ -14,6 +14,8 @@
 //   absent  local rank 1, or a rank with LOCKSTEP_TEST_ABSENT, fails in attempt
 //   0
 //           once FOLDER holds a file "go"
+//   lingers as above, and local rank 2 of that attempt ignores SIGTERM and ends
+//           once FOLDER holds a file "seen"
 //
 // After the group, if the scenario is "slow": at SIGTERM a rank of attempt 0
 // waits until a worker of attempt 1 has written its first line into its log
@@ -102,13 +104,22 @@ int main(int argc, char** argv) {
   }
   std::cout << "early " << getpid() << std::endl;
   if (scenario == "early") lockstep::get_local_rank();
-  if (scenario == "absent" && variable("TORCHELASTIC_RESTART_COUNT") == "0" &&
-      (variable("LOCAL_RANK") == "1" ||
-       variable("LOCKSTEP_TEST_ABSENT") != "none")) {
-    while (!std::filesystem::exists(folder / "go")) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  if ((scenario == "absent" || scenario == "lingers") &&
+      variable("TORCHELASTIC_RESTART_COUNT") == "0") {
+    const auto await_file = [&](const char* file) {
+      while (!std::filesystem::exists(folder / file)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      return 7;
+    };
+    if (variable("LOCAL_RANK") == "1" ||
+        variable("LOCKSTEP_TEST_ABSENT") != "none") {
+      return await_file("go");
     }
-    return 7;
+    if (variable("LOCAL_RANK") == "2") {
+      std::signal(SIGTERM, SIG_IGN);
+      return await_file("seen");
+    }
   }
 
   const auto group = lockstep::init_process_group();

@@ -2,12 +2,10 @@
 // programs cannot stand by.
 #include <gmock/gmock.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -29,18 +27,13 @@ using ::testing::Not;
 
 constexpr const char* kRank = LOCKSTEP_BIN_DIR "/tests/standby_rank";
 
-// How many sockets the store of the agent `pid` has: one that listens, and one
-// for each worker in init_process_group().
-int store_sockets(const std::string& pid) {
-  std::istringstream all(read_file("/proc/net/unix"));
-  int sockets = 0;
-  for (std::string line; std::getline(all, line);) {
-    sockets += line.find("@lockstep-store/" + std::to_string(getuid()) + "/" +
-                         pid + "/") != line.npos
-                   ? 1
-                   : 0;
+// Waits until the first worker of its agent is in init_process_group().
+void await_in_init(pid_t worker) {
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (!deadline.expired() && store_sockets(worker) < 2) {
+    std::this_thread::sleep_for(milliseconds(20));
   }
-  return sockets;
+  EXPECT_TRUE(await_asleep(worker));
 }
 
 class Standby : public StandbyJob {
@@ -151,12 +144,7 @@ TEST_F(Standby, AWorkerThatWaitsInInitProcessGroupIsKept) {
                                   "--log-dir", logs.string(), "--tee=3"});
   job->await_output("early ", 2);
   const json kept = status()["workers"][0]["pid"];
-  const std::string agent = stat_fields(kept.get<pid_t>())[3];
-  const Deadline deadline = Deadline::after(seconds(60));
-  while (!deadline.expired() && store_sockets(agent) < 2) {
-    std::this_thread::sleep_for(milliseconds(20));
-  }
-  EXPECT_TRUE(await_asleep(kept.get<pid_t>()));  // in init_process_group()
+  await_in_init(kept.get<pid_t>());
   std::ofstream(scratch() / "go") << "now\n";
   job->await_output("restart 1 stood by 0 ", 2);
   EXPECT_EQ(status()["workers"][0]["pid"], kept);
@@ -188,6 +176,29 @@ TEST_F(Standby, AWorkerThatWaitsInInitProcessGroupIsKept) {
   }
 }
 
+// A bug: its exit code was read, though it runs.
+TEST_F(Standby, AWorkerThatIsKeptHasNotEnded) {
+  auto job = start_job("lingers",
+                       {"--max-restarts=1", "--standby=1", "--nproc-per-node=3",
+                        "--failure-shutdown-timeout=60"});
+  job->await_output("early ", 3);
+  const pid_t kept = pid_of(0);
+  await_in_init(kept);
+  std::ofstream(scratch() / "go") << "now\n";
+  const Deadline deadline = Deadline::after(seconds(60));
+  json worker;
+  while (!deadline.expired() && worker["rank"] != -1) {
+    worker = status()["workers"][0];
+  }
+  EXPECT_EQ(worker["rank"], -1);
+  EXPECT_TRUE(worker["exit_code"].is_null()) << worker;
+  std::ofstream(scratch() / "seen") << "now\n";
+  job->await_output(" restart 1 ", 3);
+  EXPECT_EQ(pid_of(0), kept);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
 using StandbyNodes = NodesTest;
 
 TEST_F(StandbyNodes, AWorkerWhosePlaceIsGoneIsNotKept) {
@@ -204,12 +215,7 @@ TEST_F(StandbyNodes, AWorkerWhosePlaceIsGoneIsNotKept) {
   stays->await_output("early ");
   const pid_t worker =
       std::stoi(stays->out().substr(std::string("early ").size()));
-  const std::string agent = stat_fields(worker)[3];
-  const Deadline deadline = Deadline::after(seconds(60));
-  while (!deadline.expired() && store_sockets(agent) < 2) {
-    std::this_thread::sleep_for(milliseconds(20));
-  }
-  EXPECT_TRUE(await_asleep(worker));  // in init_process_group()
+  await_in_init(worker);
   leaves->signal(SIGTERM);
   EXPECT_EQ(leaves->finish(seconds(60)).exit_code, 128 + SIGTERM);
   stays->await_output("rank 0 of 1 ");

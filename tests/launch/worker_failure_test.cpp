@@ -163,6 +163,7 @@ TEST_F(ErrorFile, OddOnesAreNoMatter) {
         R"({"message": {"extraInfo": {"timestamp": "-1"}}})",
         R"({"message": {"extraInfo": {"time_ns": "9e99"}}})",
         R"({"message": {"extraInfo": {"timestamp": "1e9", "time_ns": 7}}})",
+        R"({"message": {"extraInfo": {"timestamp": "9300000000"}}})",
         R"({"message": {"extraInfo": {"timestamp": "999999999999"}}})"}) {
     const auto record = read(text);
     EXPECT_EQ(record.message, "") << text;

@@ -108,6 +108,26 @@ TEST_F(MetricsLoggerTest, RowsAfterTheResumedStepAreTakenBack) {
   }
 }
 
+// Its snapshots told the last step of the earlier run, and took back nothing.
+TEST_F(MetricsLoggerTest, ARunThatBeginsAnewInAFileKnowsItsOwnLastStep) {
+  for (const std::string& path : {csv_, json_}) {
+    SCOPED_TRACE(path);
+    MetricsLogger(path).log({{"loss", 3}}, 1000);
+    MetricsLogger log(path);
+    log.log({{"loss", 2}}, 2);
+    log.log({{"val", 2}}, 1);
+    log.flush();
+    const StateTree at_2 = log.state_dict();
+    log.log({{"loss", 1}}, 3);
+    log.load_state_dict(at_2);
+    const std::string left = read_file(path);
+    EXPECT_EQ(std::count(left.begin(), left.end(), '\n'), path == csv_ ? 3 : 2);
+    // A row of an earlier step does not change where the run is.
+    log.log({{"val", 3}}, 1);
+    EXPECT_EQ(log.state_dict(), at_2);
+  }
+}
+
 TEST_F(MetricsLoggerTest, APipeIsRefused) {
   const std::string pipe = folder_.file("pipe.csv");
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);

@@ -40,6 +40,7 @@
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "lockstep/trace/span.h"
+#include "lockstep/worker/profile_on_demand.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/temporary_folder.h"
@@ -751,6 +752,51 @@ TEST(Profiler, MayBeMadeAgainAndWhatTheCallbackThrowsComesOut) {
   profiler.stop();
   EXPECT_FALSE(at::hasThreadLocalCallbacks());
   EXPECT_FALSE(Span::observed());
+}
+
+// As `lockstep profile` does. Records until something ends the profile.
+ProfileOnDemand& profile_from_outside(const std::string& folder) {
+  auto& asked = *ProfileOnDemand::provided();
+  asked.ask({.folder = folder, .duration = std::chrono::hours(1)});
+  asked.on_step(0);  // the warm-up
+  asked.on_step(1);
+  torch::ones({3}).add_(1);
+  return asked;
+}
+
+void expect_written(const ProfileOnDemand& asked, const std::string& folder) {
+  const auto progress = asked.progress();
+  ASSERT_EQ(progress.state, ProfileState::written) << progress.words;
+  EXPECT_THAT(Trace(folder + "/" + progress.words).counts("aten::"),
+              Contains(Pair("aten::ones", 1)));
+}
+
+// The constructor threw out of the training loop.
+TEST(Profiler, AProfileFromOutsideMakesWayForOneOfTheProgram) {
+  const TemporaryFolder folder;
+  auto& asked = profile_from_outside(folder.file("outside"));
+  Profiler profiler({.folder = folder.file("own")});
+  expect_written(asked, folder.file("outside"));
+  profile_from_outside(folder.file("late"));
+  EXPECT_EQ(asked.progress().state, ProfileState::failed);
+  EXPECT_THAT(asked.progress().words, HasSubstr("profiles already"));
+  profiler.stop();
+  EXPECT_THAT(Trace(trace_of(folder.file("own"), 0, 0)).counts("aten::"),
+              Contains(Pair("aten::ones", 1)));
+}
+
+// It went on for ever, and no other profile could begin.
+TEST(Profiler, AProfileFromOutsideEndsWithItsThread) {
+  const TemporaryFolder folder;
+  for (const bool has_profiled : {false, true}) {
+    std::thread([&] {
+      // This decides which profiler's end comes first.
+      if (has_profiled) Profiler({.folder = folder.file("before")}).stop();
+      profile_from_outside(folder.path());
+    }).join();
+    expect_written(*ProfileOnDemand::provided(), folder.path());
+    const Profiler next({.folder = folder.file("next")});
+  }
 }
 
 // A rank that leaves by an exception does not wait for the others.

@@ -537,6 +537,23 @@ TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("is of Long")));
 }
 
+// Regression: the groups before it were stepped.
+TEST(FusedOptimizers, AGroupThatIsRefusedLeavesTheOthersAlone) {
+  const auto expect = [](auto make) {
+    auto good = torch::ones({4}).requires_grad_();
+    good.mutable_grad() = torch::ones({4});
+    auto sparse = torch::ones({4, 2}).requires_grad_();
+    sparse.mutable_grad() = torch::ones({4, 2}).to_sparse(1);
+    auto optimizer = make(std::vector<OptimizerParamGroup>{
+        OptimizerParamGroup({good}), OptimizerParamGroup({sparse})});
+    EXPECT_THROW(optimizer.step(), std::invalid_argument);
+    EXPECT_TRUE(good.detach().equal(torch::ones({4})));
+    EXPECT_TRUE(optimizer.state().empty());
+  };
+  expect([](const auto& groups) { return optim::SGD(groups); });
+  expect([](const auto& groups) { return optim::AdamW(groups); });
+}
+
 // The advice of the errors above gives the numbers of a parameter that was
 // never refused.
 TEST(FusedOptimizers, TheAdviceForWhatIsRefusedIsRight) {

@@ -485,6 +485,61 @@ TEST(Schedulers, AFunctionThatThrowsChangesNothing) {
   EXPECT_EQ(trained.rates(), before);
 }
 
+// Regression: the scheduler that a SequentialLR had changed over to had begun.
+TEST(Schedulers, AChangeOverThatThrowsChangesNothing) {
+  const Trained trained(false);
+  bool fails = false;
+  const LambdaLROptions own{.lr_lambda = [&fails](int64_t) {
+    if (fails) throw std::runtime_error("mine");
+    return 0.5;
+  }};
+  SequentialLR scheduler(
+      *trained.optimizer,
+      {.schedulers = {StepLROptions{.step_size = 9}, own}, .milestones = {1}});
+  const StateTree before = scheduler.state_dict();
+  fails = true;
+  EXPECT_THROW(scheduler.step(), std::runtime_error);
+  EXPECT_TRUE(scheduler.state_dict() == before);
+}
+
+// Regression: the momenta were those of the refused step.
+TEST(Schedulers, MomentaChangeOnlyWithTheRates) {
+  const Trained trained(false);
+  const auto momenta = trained.momenta();
+  const auto refused = [&](auto&& action) {
+    const auto rates = trained.rates();
+    EXPECT_THAT(refusal(action), HasSubstr("would be"));
+    EXPECT_EQ(trained.rates(), rates);
+  };
+  refused([&] {
+    OneCycleLR(*trained.optimizer,
+               {.max_lr = 0.5, .total_steps = 4, .div_factor = 0});
+  });
+  EXPECT_EQ(trained.momenta(), momenta);
+  double factor = NAN;
+  const CyclicLROptions options{
+      .base_lr = 1, .max_lr = 2, .scale_fn = [&](double) { return factor; }};
+  refused([&] { CyclicLR(*trained.optimizer, options); });
+  EXPECT_EQ(trained.momenta(), momenta);
+  factor = 1;
+  CyclicLR scheduler(*trained.optimizer, options);
+  const auto first = trained.momenta();
+  factor = NAN;
+  refused([&] { scheduler.step(); });
+  EXPECT_EQ(trained.momenta(), first);
+}
+
+// Regression: the epoch of a refused step was left out.
+TEST(Schedulers, AWarmRestartThatIsRefusedChangesNothing) {
+  const Trained trained(false);
+  CosineAnnealingWarmRestarts scheduler(*trained.optimizer, {.T_0 = 2});
+  StateTree state = scheduler.state_dict();
+  std::get<StateTree::Dict>(state.value).set("eta_min", HUGE_VAL);
+  scheduler.load_state_dict(state);
+  EXPECT_THAT(refusal([&] { scheduler.step(); }), HasSubstr("would be"));
+  EXPECT_TRUE(scheduler.state_dict() == state);
+}
+
 TEST(Schedulers, AMetricThatIsNoNumberIsNoImprovement) {
   const Trained trained(false);
   ReduceLROnPlateau plateau(*trained.optimizer, {.patience = 1});

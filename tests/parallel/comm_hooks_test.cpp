@@ -14,6 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
+#include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {
@@ -439,6 +440,23 @@ WORLD_TEST(PostLocalSgd, ByDefaultAHostIsTheSubgroup, 2) {
                std::invalid_argument);
 }
 
+// Regression: a rank whose last bucket failed was one step ahead of the ranks
+// that had given up before, and changed to the subgroup before them.
+WORLD_TEST(PostLocalSgd, AStepThatFailsIsNotCounted, 1) {
+  auto group = init_process_group();
+  auto state = std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{
+      .start_local_sgd_iter = 2, .post_local_gradient_allreduce = false});
+  auto hook = post_local_sgd_hook(state);
+  // Integers cannot be averaged in place.
+  auto refused = make_bucket(torch::ones({3}, torch::kLong), {{3}});
+  EXPECT_THROW(hook(refused), c10::Error);
+  EXPECT_EQ(state->iter, 0);
+  run(hook, make_bucket(torch::ones({3}), {{3}}, 0, /*is_last=*/false));
+  EXPECT_EQ(state->iter, 0);
+  run(hook, make_bucket(torch::ones({3}), {{3}}, 1));
+  EXPECT_EQ(state->iter, 1);
+}
+
 WORLD_TEST(PostLocalSgd, MayStopAveragingGradients, 2) {
   auto group = init_process_group();
   auto hook = post_local_sgd_hook(std::make_shared<PostLocalSGDState>(
@@ -466,7 +484,15 @@ TEST(CommFutures, GiveOneTensorOrSayWhatElse) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("Int")));
   EXPECT_THROW(wait_for_tensor(nullptr), std::invalid_argument);
   auto failed = c10::make_intrusive<c10::ivalue::Future>(c10::AnyType::get());
+  int successes = 0;
+  const auto count = [&] { ++successes; };
+  EXPECT_TRUE(
+      wait_for_tensor(after_success(complete(value), count)).is_same(value));
+  auto counted = after_success(failed, count);
   failed->setError(std::make_exception_ptr(std::runtime_error("a peer left")));
+  EXPECT_THAT([&] { wait_for_tensor(counted); },
+              ThrowsMessage<std::runtime_error>(HasSubstr("a peer left")));
+  EXPECT_EQ(successes, 1);
   EXPECT_THAT([&] { wait_for_tensor(failed); },
               ThrowsMessage<std::runtime_error>(HasSubstr("a peer left")));
 }

@@ -116,6 +116,26 @@ WORLD_TEST(DdpChanges, ParametersAreLowOnlyWhileTheyAreWorkedWith, 2) {
   });
 }
 
+// Regression: the third forward kept the low-precision copies of the second,
+// which had none.
+WORLD_TEST(DdpChanges, ADtypeThatComesBackIsLoweredAgain, 2) {
+  on_both_backends([&] {
+    torch::nn::Linear net(kIn, 2);
+    DistributedDataParallel<torch::nn::Linear> model(
+        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kFloat}) {
+      net->to(dtype);
+      net->zero_grad();
+      const auto output = model(torch::ones({2, kIn}));
+      EXPECT_EQ(output.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(net->weight.scalar_type(), dtype);
+      (output * (world.rank + 1)).sum().backward();
+      ASSERT_EQ(net->weight.grad().scalar_type(), dtype);
+      EXPECT_FLOAT_EQ(net->weight.grad()[0][0].item<float>(), 3);
+    }
+  });
+}
+
 WORLD_TEST(DdpChanges, FreezingUnderJoinIsRefused, 2) {
   on_both_backends([&] {
     auto net = small_net();
@@ -165,6 +185,33 @@ WORLD_TEST(DdpChanges, FreezingBeforeJoinIsNoChangeUnderIt, 2, 3) {
       expect_gradients(trained, averages(world.size, trained, loss_of(net)),
                        "after join()");
     }
+  });
+}
+
+// Regression: buckets from before kept the divisor of an earlier join(), so the
+// first step with them divided by the ranks that had been active last.
+WORLD_TEST(DdpChanges, UnfreezingAfterJoinDividesByAllRanks, 2, 3) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    const auto train = [&] {
+      model.join(
+          [&] {
+            for (int step = 0; step < world.rank; ++step) {
+              model(rows(world.rank, step)).square().sum().backward();
+            }
+          },
+          {.divide_by_initial_world_size = false});
+    };
+    train();
+    parameters[0].requires_grad_(false);
+    train();
+    parameters[0].requires_grad_(true);
+    net->zero_grad();
+    model(rows(world.rank)).square().sum().backward();
+    expect_gradients(parameters, averages(world.size, parameters, loss_of(net)),
+                     "after join()");
   });
 }
 

@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/amp/autocast.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
@@ -221,6 +222,124 @@ WORLD_TEST(DdpOwnership, EachForwardDecidesForItsBackward, 2) {
         expected[i] += 2 * mean(3)[i];
       }
       expect_gradients(parameters, expected, "retained");
+    }
+  });
+}
+
+// Regression: Autocast casts each weight once while a guard lives, so the casts
+// of one forward are nodes of all others, and rank 0 averaged its probes.
+WORLD_TEST(DdpOwnership, ForwardsUnderOneAutocastGuardAreToldApart, 2) {
+  on_both_backends([&] {
+    torch::nn::Linear net(torch::nn::LinearOptions(kIn, 2).bias(false));
+    DistributedDataParallel<torch::nn::Linear> model(net);
+    const auto x = torch::full({1, kIn}, world.rank + 1.0F);
+    const auto expect_gradient = [&](double expected) {
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0][0].item<double>(), expected);
+      net->zero_grad();
+    };
+    for (int step = 0; step < 3; ++step) {
+      const Autocast mixed(at::kCPU, at::kBFloat16);
+      const auto output = model(x);
+      if (world.rank == 0) {
+        {
+          const auto guard = model.no_sync();
+          model(x).sum().backward();
+        }
+        expect_gradient(1);
+        net->forward(x).sum().backward();
+        expect_gradient(1);
+      }
+      output.sum().backward();
+      expect_gradient(1.5);
+    }
+  });
+}
+
+// Regression: while another forward waited for its backward, the one under
+// no_sync() was refused. With Autocast it was averaged.
+WORLD_TEST(DdpOwnership, AModelOfOneOperationTellsItsForwardsApart, 2) {
+  on_both_backends([&] {
+    struct DotImpl : torch::nn::Module {
+      DotImpl() { weight = register_parameter("weight", torch::ones({2})); }
+      Tensor forward(const Tensor& x) { return torch::matmul(weight, x); }
+      Tensor weight;
+    };
+    auto net = std::make_shared<DotImpl>();
+    DistributedDataParallel<std::shared_ptr<DotImpl>> model(net);
+    const auto x = torch::full({2}, world.rank + 1.0F);
+    for (const bool casts : {false, true}) {
+      const Autocast mixed(at::kCPU, at::kBFloat16, casts);
+      const auto output = model(x);
+      {
+        const auto guard = model.no_sync();
+        model(x).backward();
+      }
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), world.rank + 1.0);
+      net->zero_grad();
+      output.backward();
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), 1.5);
+      net->zero_grad();
+    }
+  });
+}
+
+// A cast of a parameter looks like those that Autocast keeps.
+WORLD_TEST(DdpOwnership, AModelThatIsACastIsAveraged, 2) {
+  on_both_backends([&] {
+    struct CastImpl : torch::nn::Module {
+      CastImpl() { weight = register_parameter("weight", torch::ones({2})); }
+      Tensor forward() { return weight.to(at::kBFloat16); }
+      Tensor weight;
+    };
+    auto net = std::make_shared<CastImpl>();
+    DistributedDataParallel<std::shared_ptr<CastImpl>> model(net);
+    const double scale = world.rank + 1.0;
+    for (const bool local_first : {false, true}) {
+      net->zero_grad();
+      auto sum = (model() * scale).sum();
+      {
+        const auto guard = model.no_sync();
+        const auto local = (model() * scale).sum();
+        // Autograd begins with the newer of the two forwards.
+        sum = local_first ? sum + local : sum;
+      }
+      sum.backward();
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(),
+                       local_first ? 3 : 1.5);
+    }
+  });
+}
+
+// A part that two forwards have in common belongs to the one that has made it,
+// or to none.
+WORLD_TEST(DdpOwnership, APartOfTwoForwardsBelongsToItsMaker, 2) {
+  on_both_backends([&] {
+    struct DoubledImpl : torch::nn::Module {
+      DoubledImpl() {
+        weight = register_parameter("weight", torch::ones({2}, doubles()));
+      }
+      Tensor forward(const Tensor& x) {
+        if (!doubled.defined()) doubled = weight * 2;
+        return x * doubled;
+      }
+      Tensor weight, doubled;
+    };
+    auto net = std::make_shared<DoubledImpl>();
+    DistributedDataParallel<std::shared_ptr<DoubledImpl>> model(net);
+    const auto x = torch::full({2}, world.rank + 1.0, doubles());
+    for (const bool in_forward : {false, true}) {
+      net->doubled = in_forward ? Tensor() : net->weight * 2;
+      const auto output = model(x);
+      {
+        const auto guard = model.no_sync();
+        model(x).sum().backward({}, /*retain_graph=*/true);
+      }
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(),
+                       in_forward ? 3 : 2 * (world.rank + 1.0));
+      net->zero_grad();
+      output.sum().backward();
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), 3);
+      net->zero_grad();
     }
   });
 }

@@ -239,6 +239,28 @@ WORLD_TEST(UpdateBn, SyncBatchNormHasTheStatisticsOfAllRanks, 1, 2, 3) {
   EXPECT_TRUE(whole->is_training());
 }
 
+// Regression: the wrapper's forward sent its buffers, so that the rank waited
+// for the others.
+WORLD_TEST(UpdateBn, OneRankMayDoItForADistributedDataParallel, 2) {
+  auto group = init_process_group();
+  Sequential net(Linear(3, 4), torch::nn::BatchNorm1d(4));
+  net->to(at::kDouble);
+  DistributedDataParallel<Sequential> model(net);
+  model(rows(0, 8)).sum().backward();
+  const std::vector<at::Tensor> batches{rows(8, 12), rows(12, 20)};
+  if (world.rank == 0) update_bn(batches, model);
+  barrier();
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  model(rows(0, 4));  // sends the buffers of rank 0
+  at::Tensor mean = torch::zeros({4}, at::kDouble);
+  for (const auto& batch : batches) {
+    mean += net[0]->as<Linear>()->forward(batch).mean(0) / 2;
+  }
+  EXPECT_TRUE(net[1]->as<torch::nn::BatchNorm1d>()->running_mean.allclose(
+      mean, 1e-12, 1e-12));
+}
+
 WORLD_TEST(UpdateBn, WithoutBatchNormNothingIsDone, 1) {
   const auto model = std::make_shared<Tied>();
   std::vector<at::Tensor> none;

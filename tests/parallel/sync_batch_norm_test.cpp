@@ -436,6 +436,7 @@ WORLD_TEST(SyncBatchNorm, OneValueAChannelIsRefusedOnEveryRank, 1, 2, 3) {
               ThrowsMessage<std::invalid_argument>(HasSubstr(
                   "Expected more than 1 value per channel when training")));
   EXPECT_TRUE(sync->running_var.equal(torch::ones({kChannels})));
+  EXPECT_EQ(sync->num_batches_tracked.item<int64_t>(), 0);
   if (world.size == 1) return;
   // One value on each of two ranks is enough.
   sync(torch::ones({world.rank < 2 ? 1 : 0, kChannels}));

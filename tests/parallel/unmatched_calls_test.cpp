@@ -155,6 +155,10 @@ UNMATCHED(SaveSnapshot,
           save_snapshot(world.folder / "a.pt",
                         {.model = training.model.module()}),
           "rank 0 in save_snapshot(), at all_reduce #")
+UNMATCHED(AForwardAfterOneRankHasFrozen,
+          (training.model->parameters()[0].requires_grad_(false),
+           training.loss()),
+          "rank 0 in forward() after requires_grad or dtype changed, at ")
 WORLD_TEST(UnmatchedCalls, BackwardAgainstThatOfAnotherWrapper, 2, 3) {
   in_group("cpu:shm", {.timeout = kTimeout}, [&] {
     Training one;

@@ -338,9 +338,22 @@ def beyond_gloo(group, rank, size):
     dist.all_reduce(mean, dist.ReduceOp.AVG, group=group)
     assert mean.eq((size - 1) / 2).all(), mean
     for factor in (0.5, torch.tensor([0.5])):
-        halves = torch.full((3,), float(rank))
-        dist.all_reduce(halves, dist._make_nccl_premul_sum(factor), group=group)
-        assert halves.eq(size * (size - 1) / 4).all(), halves
+        half = dist._make_nccl_premul_sum(factor)
+        for shape, dtype in (((3,), torch.float32), ((), torch.float32),
+                             ((3,), torch.bfloat16)):
+            halves = torch.full(shape, float(rank), dtype=dtype)
+            dist.all_reduce(halves, half, group=group)
+            assert halves.eq(size * (size - 1) / 4).all(), halves
+        parts = torch.ones(2 * size, dtype=torch.bfloat16)
+        part = torch.empty(2, dtype=torch.bfloat16)
+        dist.reduce_scatter_tensor(part, parts, half, group=group)
+        assert part.eq(size / 2).all(), part
+        try:
+            dist.all_reduce(torch.ones(2, dtype=torch.int64), half, group=group)
+        except ValueError as error:
+            assert "PREMUL_SUM multiplies" in str(error), error
+        else:
+            raise AssertionError("PREMUL_SUM took integers")
     inputs = [torch.full((2,), float(i)) for i in range(size)]
     output = torch.empty(2)
     dist.reduce_scatter(output, inputs, dist._make_nccl_premul_sum(2.0),
@@ -354,6 +367,17 @@ def beyond_gloo(group, rank, size):
     uneven = [torch.empty(i + 1) for i in range(size)]
     dist.all_gather(uneven, torch.full((rank + 1,), float(rank)), group=group)
     assert all(part.eq(i).all() for i, part in enumerate(uneven)), uneven
+    gathered = [torch.empty(size), torch.empty(2 * size)]
+    with _coalescing_manager(group, async_ops=True) as manager:
+        for i, each in enumerate(gathered):
+            dist.all_gather_into_tensor(each, torch.full((i + 1,), float(rank)),
+                                        group=group)
+    work, = manager.works
+    doubled = work.get_future().then(lambda future: future.value()[1] * 2)
+    doubled = doubled.wait()
+    work.wait()
+    assert torch.equal(doubled, gathered[1] * 2), doubled
+    assert all(map(torch.equal, work.result(), gathered)), work.result()
     stacked = torch.empty(size, 2)
     dist.all_gather_into_tensor(stacked, torch.full((2,), float(rank)),
                                 group=group)

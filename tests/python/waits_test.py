@@ -4,6 +4,7 @@ The ranks shake hands over their standard streams, so that no test sleeps to
 order two ranks.
 """
 
+import datetime
 import os
 import signal
 import subprocess
@@ -80,6 +81,9 @@ def part_interrupted():
             dist.new_group([0, 1])
         elif kind == "monitored_barrier":
             dist.monitored_barrier()
+        elif kind == "destroy_process_group":
+            dist.all_reduce(torch.ones(1), async_op=True)
+            dist.destroy_process_group()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         raise
@@ -144,6 +148,31 @@ def part_raises():
         print(f"error: {error}", flush=True)
 
 
+def part_exits():
+    """Rank 0 ends by sys.exit() while its operation is pending."""
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        sys.exit(3)
+    sys.stdin.readline()
+    try:
+        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(torch.ones(1))
+    except dist.DistBackendError as error:
+        print(f"error: {error}", flush=True)
+
+
+def part_no_time():
+    """Rank 0 gives rank 1 no time to come to a barrier."""
+    if rank == 1:
+        sys.stdin.readline()
+        os._exit(0)
+    try:
+        dist.monitored_barrier(timeout=datetime.timedelta(0))
+    except dist.DistBackendError as error:
+        print(f"error: {error}", flush=True)
+    os._exit(0)
+
+
 def part_ends():
     """Ranks that forget destroy_process_group() end well at any time."""
     dist.all_reduce(torch.ones(1))
@@ -204,7 +233,7 @@ class Waits(unittest.TestCase):
 
     def test_end_with_control_c(self):
         for kind in ("all_reduce", "wait", "queue", "recv", "new_group",
-                     "monitored_barrier"):
+                     "monitored_barrier", "destroy_process_group"):
             with self.subTest(kind=kind):
                 processes = self.start(2, "interrupted", kind)
                 self.expect_line(processes[0], "waits")
@@ -244,6 +273,24 @@ class Waits(unittest.TestCase):
         output, errors = processes[1].communicate(timeout=SECONDS)
         self.assertEqual(processes[1].returncode, 0, output + errors)
         self.assertRegex(output, "error: .*rank 0")
+
+    def test_end_by_an_exit_that_no_peer_can_delay(self):
+        processes = self.start(2, "exits")
+        output, errors = processes[0].communicate(timeout=SECONDS)
+        self.assertEqual((processes[0].returncode, errors), (3, ""), output)
+        self.tell(processes[1])
+        output, errors = processes[1].communicate(timeout=SECONDS)
+        self.assertEqual(processes[1].returncode, 0, output + errors)
+        self.assertRegex(output, "error: .*rank 0")
+
+    def test_end_at_once_if_they_have_no_time(self):
+        processes = self.start(2, "no_time")
+        output, errors = processes[0].communicate(timeout=SECONDS)
+        self.assertEqual(processes[0].returncode, 0, errors)
+        self.assertRegex(output, r"error: monitored_barrier .*rank 1")
+        self.tell(processes[1])
+        for code, output, errors in ranks.finish(processes[1:]):
+            self.assertEqual(code, 0, output + errors)
 
     def test_end_without_destroying_the_group(self):
         processes = self.start(2, "ends")

@@ -17,6 +17,7 @@
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/trace/flight_recorder.h"
 #include "lockstep/worker/training_counters.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -154,6 +155,27 @@ TEST(StatusPublisher, EndsAtOnceWhateverTheAgentDoes) {
   end_within([&] { agent.serve("/", board.descriptor()); });
   board.watch(kLong);
   end_within([&] { agent.serve("/", board.descriptor()); });
+}
+
+// A bug: of several requests that came together, only the newest had an answer.
+TEST(StatusPublisher, EveryRequestOfStacksHasAnAnswer) {
+  const testing::TemporaryFolder folder;
+  FakeAgent agent;
+  StatusBoard board = StatusBoard::create(2);
+  const StatusPublisher publisher(5);
+  agent.serve(folder.path(), board.descriptor());
+  board.watch(milliseconds(60'000));
+  ASSERT_TRUE(comes_true([&] { return board.read(1).has_value(); }));
+  for (int request = 1; request <= 3; ++request) {
+    EXPECT_EQ(board.ask_stacks(), request);
+  }
+  EXPECT_TRUE(comes_true([&] { return board.read(1)->stacks == 3; }));
+  for (int request = 1; request <= 3; ++request) {
+    EXPECT_THAT(
+        testing::read_file(folder.file(StatusBoard::stacks_file(request, 5))),
+        HasSubstr("\"frames\""));
+  }
+  EXPECT_EQ(folder.count(), 3u);
 }
 
 // A profiler that says what it was asked for.

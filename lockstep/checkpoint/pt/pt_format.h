@@ -39,8 +39,8 @@ bool is_pt(const InputFile& file);
 // Files of torch.save: a zip archive with a pickle, which
 // torch.load(weights_only=True) reads. `tree` is what tree_of() makes: a dict
 // with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SCHEDULER_STATE,
-// SAMPLER_STATE, GENERATOR_STATES and METADATA, or a state_dict; read_pt()
-// reads either. They throw the errors of save_snapshot_file() and
+// SAMPLER_STATE, GENERATOR_STATES, METADATA and ITEMS, or a state_dict;
+// read_pt() reads either. They throw the errors of save_snapshot_file() and
 // load_snapshot_file(). write_pt() throws std::invalid_argument, before it
 // writes anything, if there is more text than read_pt() would read.
 void write_pt(AtomicFile& file, const PickleValue& tree);

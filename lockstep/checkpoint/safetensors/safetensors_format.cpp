@@ -139,7 +139,10 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
                                   "in safetensors cannot have");
     }
     json["items"][name] = item_json(name, item.values);
+    // Keeps their order: the file sorts tensors by the size of their elements.
+    if (item.tensors.size() > 1) json["item_tensors"][name] = Json::array();
     for (const auto& [key, tensor] : item.tensors) {
+      if (item.tensors.size() > 1) json["item_tensors"][name].push_back(key);
       tree.tensors.emplace_back(kItem + name + "." + key, file_form(tensor));
     }
   }
@@ -209,6 +212,12 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
       throw std::runtime_error("the description says nothing of the tensor \"" +
                                name + "\"");
     }
+  }
+  const auto orders = json.value(
+      "item_tensors", std::map<std::string, std::vector<std::string>>());
+  for (auto& [name, item] : snapshot.items) {
+    const auto order = orders.find(name);
+    if (order != orders.end()) order_tensors(item.tensors, order->second);
   }
   const std::map<std::string, at::Tensor> known(snapshot.model_state.begin(),
                                                 snapshot.model_state.end());

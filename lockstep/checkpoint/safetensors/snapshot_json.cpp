@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -175,6 +176,19 @@ Json item_json(const std::string& name, const StateTree& values) {
 }
 
 StateTree item_values_of(const Json& json) { return tree_of(json); }
+
+void order_tensors(NamedTensors& tensors,
+                   const std::vector<std::string>& names) {
+  std::map<std::string, size_t> places;
+  for (size_t i = 0; i < names.size(); ++i) places.emplace(names[i], i);
+  const auto place_of = [&](const auto& tensor) {
+    const auto found = places.find(tensor.first);
+    return found == places.end() ? names.size() : found->second;
+  };
+  std::stable_sort(
+      tensors.begin(), tensors.end(),
+      [&](const auto& a, const auto& b) { return place_of(a) < place_of(b); });
+}
 
 void take_numbers(const Json& json, Snapshot& snapshot) {
   snapshot.epochs_run = json.at("epochs_run").get<int64_t>();

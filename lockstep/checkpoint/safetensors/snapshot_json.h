@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/snapshot.h"
 
@@ -26,6 +27,11 @@ nlohmann::json scheduler_json(const StateTree& state);
 nlohmann::json item_json(const std::string& name, const StateTree& values);
 // Reads such JSON. Throws std::runtime_error or a JSON error.
 StateTree item_values_of(const nlohmann::json& json);
+
+// Brings an item's tensors into the order of `names`. Those that have no name
+// there come last and keep their order.
+void order_tensors(NamedTensors& tensors,
+                   const std::vector<std::string>& names);
 
 // How deeply JSON with these members may be nested: a scheduler in a scheduler
 // in a scheduler needs ten levels.

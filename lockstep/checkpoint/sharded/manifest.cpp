@@ -2,6 +2,7 @@
 
 #include <torch/version.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -120,6 +121,10 @@ std::string text_of(const Manifest& manifest) {
     }
     json["items"][name] = {{"per_rank", item.per_rank},
                            {"values", std::move(values)}};
+    if (std::ranges::any_of(
+            item.tensors, [](const auto& names) { return names.size() > 1; })) {
+      json["items"][name]["tensors"] = item.tensors;
+    }
   }
   json["files"] = Json::array();
   for (const WrittenFile& file : manifest.files) {
@@ -183,6 +188,13 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
       }
       if (!item.per_rank && item.values.size() != 1) {
         throw std::runtime_error("the item \"" + name + "\" has no values");
+      }
+      if (!stored.contains("tensors")) continue;
+      item.tensors = stored.at("tensors").get<decltype(item.tensors)>();
+      if (item.tensors.size() != item.values.size()) {
+        throw std::runtime_error("the item \"" + name +
+                                 "\" has not as many lists of tensors as "
+                                 "values");
       }
     }
   }

@@ -25,7 +25,7 @@ struct NamedGroup {
 // tensors; so it stands for every byte of the snapshot.
 struct Manifest {
   int64_t world_size = 1;
-  // Only its numbers and texts: epochs_run, step, sampler_state, metadata.
+  // Only epochs_run, step, sampler_state, metadata and scheduler_state.
   Snapshot numbers{};
   // None if no optimizer was saved.
   std::optional<std::vector<NamedGroup>> param_groups{};
@@ -39,6 +39,9 @@ struct Manifest {
   struct Item {
     bool per_rank = false;
     std::vector<StateTree> values;  // one, or one of each rank
+    // The names of an object's tensors in its order, for each of `values`;
+    // empty if an older version saved it, or if no order is needed.
+    std::vector<std::vector<std::string>> tensors{};
   };
   std::map<std::string, Item> items{};
   std::vector<WrittenFile> files{};

@@ -22,9 +22,13 @@ void SaveFiles::make_folder(const std::string& path) {
   if (::mkdir(path.c_str(), 0777) != 0) fail("cannot be made", path);
 }
 
-FileDescriptor SaveFiles::open_folder(const std::string& path) {
-  return FileDescriptor(
-      ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+FileDescriptor SaveFiles::open_lock(const std::string& path) {
+  before("open", path);
+  FileDescriptor file(
+      ::open(path.c_str(),
+             O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+  if (!file) fail("cannot be opened", path);
+  return file;
 }
 
 FileDescriptor SaveFiles::create(const std::string& path) {

@@ -25,9 +25,9 @@ class SaveFiles {
   SaveFiles& operator=(const SaveFiles&) = delete;
 
   void make_folder(const std::string& path);
-  // Opens a folder, for its lock, which changes nothing. Returns none, and
-  // errno says why, if that is not possible. A test may do something before it.
-  virtual FileDescriptor open_folder(const std::string& path);
+  // Opens a file for locking, and makes it if it is missing. It can be written,
+  // because NFS locks no other.
+  FileDescriptor open_lock(const std::string& path);
   // Makes a file for writing. A file that exists already is an error.
   FileDescriptor create(const std::string& path);
   void write_at(const FileDescriptor& file, const std::string& path,

@@ -163,24 +163,33 @@ std::vector<std::string> keys_under(const TensorFiles& files,
   return keys;
 }
 
-[[noreturn]] void refuse_optimizer(const std::string& why) {
-  throw std::invalid_argument(
-      "the snapshot's optimizer state does not fit: " + why +
-      "; build the optimizer that was saved, or start "
-      "without its state");
+// Returns what to say of the state of the optimizer that is the item `item`, or
+// of TrainingState::optimizer if that is empty.
+std::string misfit_of(const std::string& item, const std::string& why) {
+  return (item.empty() ? "the snapshot's optimizer state"
+                       : "the item \"" + item + "\" of the snapshot") +
+         " does not fit: " + why +
+         "; build the optimizer that was saved, or start without its state";
 }
 
-// Names of parameters that the snapshot has and a rank lacks, and what to say
-// if no rank has them. Ranks may be stages of a pipeline, so others may have
-// them.
+[[noreturn]] void refuse_optimizer(const std::string& item,
+                                   const std::string& why) {
+  throw std::invalid_argument(misfit_of(item, why));
+}
+
+// Names of parameters for which the snapshot has state of an optimizer, and
+// which this optimizer lacks on a rank, with the words to say if it lacks them
+// on all ranks. Ranks may be stages of a pipeline, so others may have them.
 using Foreign = std::map<std::string, std::string>;
 
 // The parameters of a module, by all their names, and those of them that are
 // the optimizer's.
 class KnownParameters {
  public:
+  // `item`: as in misfit_of().
   KnownParameters(const OptimizerShards::State& own,
-                  const torch::nn::Module& module) {
+                  const torch::nn::Module& module, std::string item)
+      : item_(std::move(item)) {
     for (const ModuleTensor& tensor : tensors_of(module)) {
       if (tensor.is_parameter) {
         by_name_[tensor.name] = tensor.tensor.unsafeGetTensorImpl();
@@ -198,13 +207,14 @@ class KnownParameters {
                    Foreign& foreign) const {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) {
-      foreign.emplace(name, why);
+      foreign.emplace(name, misfit_of(item_, why));
     } else if (!stepped_.contains(found->second)) {
-      refuse_optimizer(why);
+      refuse_optimizer(item_, why);
     }
   }
 
  private:
+  std::string item_;
   std::map<std::string, const c10::TensorImpl*> by_name_;
   std::set<const c10::TensorImpl*> stepped_;
 };
@@ -241,31 +251,46 @@ std::map<std::string, at::Tensor> options_of(const TensorFiles& files,
       return found == own.end() || !found->second.equal(one.second);
     });
     if (different == options.end()) continue;
-    refuse_optimizer("the optimizer's group " + std::to_string(number) +
-                     " has " + first + " and " + name +
-                     ", which were saved with different " + different->first +
-                     ", in two groups");
+    refuse_optimizer("", "the optimizer's group " + std::to_string(number) +
+                             " has " + first + " and " + name +
+                             ", which were saved with different " +
+                             different->first + ", in two groups");
   }
   return options;
 }
 
+// An optimizer that is to be restored, and what the files have of it.
+struct OptimizerToLoad {
+  std::string item;  // its name; "" for TrainingState::optimizer
+  torch::optim::Optimizer& optimizer;
+  const OptimizerShards::State& own;
+  const torch::nn::Module& module;
+  std::string prefix;  // of its state's tensors
+  // The groups that the manifest has; null without a manifest.
+  const std::vector<NamedGroup>* listed;
+  std::optional<int64_t> averager_step;
+  // The further names of the module's parameters when they were saved, each
+  // with its first.
+  std::map<std::string, std::string> tied;
+};
+
 // Returns the saved hyperparameters, with this optimizer's numbers of the
-// parameters. If `listed` is not null, the manifest has these groups. A folder
-// of PyTorch's may have some of them as tensors
-// ("optimizer.param_groups.0.weight.lr"); this optimizer keeps the others.
+// parameters. A folder of PyTorch's, which has no manifest, may have some of
+// them as tensors ("optimizer.param_groups.0.weight.lr"); this optimizer keeps
+// the others.
 OptimizerState saved_groups(const TensorFiles& files,
-                            const std::vector<NamedGroup>* listed,
-                            const OptimizerShards::State& own,
+                            const OptimizerToLoad& to_load,
                             const std::vector<NamedGroup>& own_names,
                             const KnownParameters& parameters,
                             Foreign& foreign) {
-  OptimizerState groups = own.groups;
-  if (listed) {
-    const auto& saved = *listed;
+  OptimizerState groups = to_load.own.groups;
+  if (to_load.listed) {
+    const auto& saved = *to_load.listed;
     if (saved.size() != own_names.size()) {
-      refuse_optimizer("it has " + std::to_string(saved.size()) +
-                       " parameter groups, the optimizer has " +
-                       std::to_string(own_names.size()));
+      refuse_optimizer(to_load.item,
+                       "it has " + std::to_string(saved.size()) +
+                           " parameter groups, the optimizer has " +
+                           std::to_string(own_names.size()));
     }
     for (size_t g = 0; g < saved.size(); ++g) {
       const auto names_in = [](const std::vector<std::string>& names) {
@@ -275,7 +300,8 @@ OptimizerState saved_groups(const TensorFiles& files,
       const auto ours = names_in(own_names[g].params);
       for (const std::string& name : ours) {
         if (!theirs.contains(name)) {
-          refuse_optimizer("its group " + std::to_string(g) + " lacks " + name);
+          refuse_optimizer(to_load.item,
+                           "its group " + std::to_string(g) + " lacks " + name);
         }
       }
       for (const std::string& name : theirs) {
@@ -303,26 +329,13 @@ OptimizerState saved_groups(const TensorFiles& files,
   return groups;
 }
 
-// An optimizer that is to be restored, and what the files have of it.
-struct OptimizerToLoad {
-  torch::optim::Optimizer& optimizer;
-  const OptimizerShards::State& own;
-  const torch::nn::Module& module;
-  std::string prefix;                     // of its state's tensors
-  const std::vector<NamedGroup>* listed;  // as in saved_groups()
-  std::optional<int64_t> averager_step;
-  // The further names of the module's parameters when they were saved, each
-  // with its first.
-  std::map<std::string, std::string> tied;
-};
-
 // Makes tensors for the state that this rank loads, which `reader` will fill,
 // and checks whether they fit the optimizer.
 std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     const TensorFiles& files, const OptimizerToLoad& to_load, bool checksums,
     TensorReader& reader, Foreign& foreign) {
-  const auto& [optimizer, own, module, state_prefix, listed, averager_step,
-               tied] = to_load;
+  const auto& [item, optimizer, own, module, state_prefix, listed,
+               averager_step, tied] = to_load;
   std::vector<std::string> names = names_of(own, module);
   std::vector<NamedGroup> own_groups = named_groups(own, module);
   // A parameter that was tied to another when it was saved has no state under
@@ -335,9 +348,9 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
   for (NamedGroup& group : own_groups) {
     for (std::string& name : group.params) use_saved_name(name);
   }
-  const KnownParameters parameters(own, module);
+  const KnownParameters parameters(own, module, item);
   const OptimizerState groups =
-      saved_groups(files, listed, own, own_groups, parameters, foreign);
+      saved_groups(files, to_load, own_groups, parameters, foreign);
   size_t known = 0;
   for (const std::string& name : names) {
     known += keys_under(files, state_prefix + name + ".").size();
@@ -426,7 +439,8 @@ struct ReadySnapshot {
   std::optional<at::Tensor> generator;
   // The items that this rank lacks, and another must have.
   std::vector<std::string> foreign_tensors;
-  Foreign foreign_parameters;
+  // Those of each optimizer that this rank restores, by its prefix.
+  std::map<std::string, Foreign> foreign_parameters;
   LoadedSnapshot parts;  // which were restored and which were not
 };
 
@@ -498,6 +512,10 @@ class FolderLoad {
     if (options_.will_save) check_can_save_in(path_);
     for (const SnapshotEntry& entry : snapshots_in(path_)) {
       mine["candidates"].push_back(entry.path);
+      std::error_code ignored;
+      if (!fs::is_directory(entry.path, ignored)) {
+        mine["lost_links"].push_back(entry.path);
+      }
     }
     if (mine["candidates"].empty() && holds_tensors(path_)) {
       mine["candidates"].push_back(path_);
@@ -517,6 +535,7 @@ class FolderLoad {
     if (claims.size() == all.size() && !ranks_.are_imagined()) {
       require_same_training(claims);
     }
+    lost_links_ = all.front().value("lost_links", std::set<std::string>());
     return all.front().at("candidates").get<std::vector<std::string>>();
   }
 
@@ -526,7 +545,8 @@ class FolderLoad {
     failure_ = nullptr;
     readiness_ = Readiness::kFailed;
     std::error_code error;
-    if (!fs::is_directory(candidate, error)) {
+    if (!fs::is_directory(candidate, error) &&
+        !lost_links_.contains(candidate)) {
       failure_ = std::make_exception_ptr(SnapshotError(
           candidate, "is missing here, but not on rank 0",
           "name a folder on a file system that all ranks share, or copy it to "
@@ -570,10 +590,10 @@ class FolderLoad {
       if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
       ready_.optimizers.push_back(prepare_optimizer(
           files,
-          {*state_.optimizer, *optimizer_, *state_.model, kStatePrefix,
+          {"", *state_.optimizer, *optimizer_, *state_.model, kStatePrefix,
            manifest ? &*manifest->param_groups : nullptr,
            manifest ? manifest->averager_step : std::nullopt, tied},
-          options_.verify, reader, ready_.foreign_parameters));
+          options_.verify, reader, ready_.foreign_parameters[kStatePrefix]));
     }
     const bool has_scheduler =
         manifest && manifest->numbers.scheduler_state.has_value();
@@ -633,44 +653,52 @@ class FolderLoad {
   void fit_item(const std::string& name, const StateItem& item,
                 const Manifest::Item& saved, const TensorFiles& files,
                 TensorReader& reader) {
-    std::string prefix = name + ".";
-    if (item.module()) {
-      return fit_module(name, *item.module(), prefix, prefix, files, reader);
+    const std::string prefix = name + ".";
+    if (item.optimizer() && optimizer_failure_) {
+      std::rethrow_exception(optimizer_failure_);
     }
-    if (item.optimizer()) {
-      if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
-      const OptimizerShards::State& own = optimizers_.at(name);
-      const auto& module = module_of_optimizer(state_, name, own);
-      const auto groups = groups_of_values(saved.values.front());
-      OptimizerToLoad to_load{*item.optimizer(),
-                              own,
-                              module,
-                              prefix + kItemStateInfix,
-                              &groups,
-                              averager_step_of(saved.values.front()),
-                              {}};
-      if (&module == state_.model.get()) to_load.tied = files.manifest()->tied;
-      ready_.optimizers.push_back(prepare_optimizer(
-          files, to_load, options_.verify, reader, ready_.foreign_parameters));
-      return;
-    }
-    ItemState state;
-    if (item.is_per_rank()) {
-      state.values = saved.values[ranks_.rank()];
-      prefix += std::to_string(ranks_.rank()) + ".";
-    } else {
-      state.values = saved.values.front();
-    }
+    with_name_of_item(name, [&] {
+      if (item.module()) {
+        fit_module(name, *item.module(), prefix, prefix, files, reader);
+      } else if (item.optimizer()) {
+        fit_optimizer(name, *item.optimizer(), saved.values.front(), files,
+                      reader);
+      } else {
+        fit_object(item, prefix, saved, files);
+      }
+    });
+  }
+
+  // The item `name` is the optimizer.
+  void fit_optimizer(const std::string& name,
+                     torch::optim::Optimizer& optimizer, const StateTree& saved,
+                     const TensorFiles& files, TensorReader& reader) {
+    const OptimizerShards::State& own = optimizers_.at(name);
+    const auto& module = module_of_optimizer(state_, name, own);
+    const std::string prefix = name + "." + kItemStateInfix;
+    const auto groups = groups_of_values(saved);
+    OptimizerToLoad to_load{
+        name, optimizer, own, module, prefix, &groups, averager_step_of(saved),
+        {}};
+    if (&module == state_.model.get()) to_load.tied = files.manifest()->tied;
+    ready_.optimizers.push_back(
+        prepare_optimizer(files, to_load, options_.verify, reader,
+                          ready_.foreign_parameters[prefix]));
+  }
+
+  void fit_object(const StateItem& item, std::string prefix,
+                  const Manifest::Item& saved, const TensorFiles& files) {
+    const size_t number = item.is_per_rank() ? ranks_.rank() : 0;
+    if (item.is_per_rank()) prefix += std::to_string(number) + ".";
+    ItemState state{.values = saved.values[number]};
     for (const std::string& key : files.names_under(prefix)) {
       state.tensors.emplace_back(
           key, read_tensor(files, prefix + key, options_.verify));
     }
-    try {
-      ready_.objects.push_back(item.prepare_load(state));
-    } catch (const std::invalid_argument& problem) {
-      throw std::invalid_argument("the item \"" + name +
-                                  "\" does not fit: " + problem.what());
+    if (!saved.tensors.empty()) {
+      order_tensors(state.tensors, saved.tensors[number]);
     }
+    ready_.objects.push_back(item.prepare_load(state));
   }
 
   // Returns what is damaged; nothing if every rank is ready. Throws on every
@@ -685,9 +713,7 @@ class FolderLoad {
       mine["digest"] = ready_.files->digest();
       mine["foreign_tensors"] = ready_.foreign_tensors;
       mine["stages"] = stages_of(*state_.model, /*buffers=*/false);
-      if (!ready_.optimizers.empty()) {
-        mine["foreign_parameters"] = ready_.foreign_parameters;
-      }
+      mine["foreign_parameters"] = ready_.foreign_parameters;
     };
     const auto all = gather_or_fail(ranks_, tell, failed_load(path_));
     for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -726,17 +752,21 @@ class FolderLoad {
         });
       }
       require_same_keys({.missing_keys = {}, .unexpected_keys = orphans});
-      std::optional<Foreign> parameters;
+      std::map<std::string, Foreign> by_optimizer;
       for (const Json& rank : all) {
-        if (!rank.contains("foreign_parameters")) continue;
-        const auto foreign = rank.at("foreign_parameters").get<Foreign>();
-        if (!parameters) parameters = foreign;
-        std::erase_if(*parameters, [&](const auto& name_and_why) {
-          return !foreign.contains(name_and_why.first);
-        });
+        for (const auto& [prefix, json] :
+             rank.at("foreign_parameters").items()) {
+          const auto foreign = json.get<Foreign>();
+          Foreign& parameters =
+              by_optimizer.try_emplace(prefix, foreign).first->second;
+          std::erase_if(parameters, [&](const auto& name_and_why) {
+            return !foreign.contains(name_and_why.first);
+          });
+        }
       }
-      if (parameters && !parameters->empty()) {
-        refuse_optimizer(parameters->begin()->second);
+      for (const auto& [prefix, parameters] : by_optimizer) {
+        if (parameters.empty()) continue;
+        throw std::invalid_argument(parameters.begin()->second);
       }
     } catch (const std::invalid_argument& problem) {
       throw std::invalid_argument(candidate + ": " + problem.what());
@@ -776,6 +806,8 @@ class FolderLoad {
   std::exception_ptr optimizer_failure_;
 
   // The next three are about the snapshot that is tried.
+  // The candidates that rank 0 does not find, either.
+  std::set<std::string> lost_links_;
   ReadySnapshot ready_;
   Readiness readiness_ = Readiness::kFailed;
   std::exception_ptr failure_;
@@ -863,6 +895,15 @@ Snapshot read_snapshot_folder(const TensorFiles& files) {
     for (const std::string& key : files.names_under(name + ".")) {
       state.tensors.emplace_back(key, read_tensor(files, name + "." + key));
     }
+    std::vector<std::string> order;
+    for (size_t rank = 0; rank < item.tensors.size(); ++rank) {
+      const std::string of =
+          item.per_rank ? std::to_string(rank) + "." : std::string();
+      for (const std::string& key : item.tensors[rank]) {
+        order.push_back(of + key);
+      }
+    }
+    order_tensors(state.tensors, order);
   }
   if (!files.manifest()->param_groups) return snapshot;
   OptimizerState& optimizer = snapshot.optimizer_state.emplace();

@@ -351,10 +351,13 @@ void ShardedSave::add_items(const TrainingState& state,
     const Json values =
         item_json(name, saved.values);  // throws here, not later
     stored.per_rank = item.is_per_rank();
+    std::vector<std::string> keys;
+    for (const auto& [key, tensor] : saved.tensors) keys.push_back(key);
     if (stored.per_rank) {
-      of_ranks[name] = values;
+      of_ranks[name] = {{"values", values}, {"tensors", std::move(keys)}};
     } else {
       stored.values.push_back(std::move(saved.values));
+      stored.tensors.push_back(std::move(keys));
     }
     const std::string own_prefix =
         stored.per_rank ? prefix + std::to_string(rank_) + "." : prefix;
@@ -414,7 +417,10 @@ void ShardedSave::add_ranks_of_item(const std::vector<Json>& all,
     if (found != rank.at("items").end()) values.push_back(*found);
   }
   if (item.per_rank) {
-    for (const Json& one : values) item.values.push_back(item_values_of(one));
+    for (const Json& one : values) {
+      item.values.push_back(item_values_of(one.at("values")));
+      item.tensors.push_back(one.at("tensors").get<std::vector<std::string>>());
+    }
   } else if (!values.empty()) {
     auto groups = groups_of_values(item.values.front());
     add_params(values, groups);

@@ -9,22 +9,25 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "lockstep/checkpoint/disk_file.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
+#include "lockstep/checkpoint/sharded/tensor_files.h"
 
 namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
 
+// Snapshots that are being saved, and old ones that are being removed.
 constexpr const char* kAsideTarget = "save";
+constexpr const char* kOldTarget = "old";
+constexpr const char* kLockName = ".lock";
 constexpr const char* kLatest = "latest";
 constexpr std::string_view kStepInfix = "-step-";
 constexpr size_t kFewestDigits = 6;
@@ -80,8 +83,7 @@ void require_folder_of_snapshots(const std::string& folder) {
 // size.
 bool is_complete(const std::string& path) {
   try {
-    std::ifstream in(path + "/" + kManifestName, std::ios::binary);
-    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    const std::string text = text_of_file(path + "/" + kManifestName);
     for (const WrittenFile& file : manifest_of(text).files) {
       if (fs::file_size(path + "/" + file.name) != file.bytes) return false;
     }
@@ -91,18 +93,49 @@ bool is_complete(const std::string& path) {
   }
 }
 
-// Removes a folder and all that is in it, also what the user has put there.
-void remove_with_content(SaveFiles& files, const std::string& folder) {
+void remove_with_content(SaveFiles& files, const std::string& folder);
+
+// Removes all that is in a folder, also what the user has put there, except a
+// file of the name `stays`.
+void remove_content(SaveFiles& files, const std::string& folder,
+                    const std::string& stays = "") {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
     std::error_code ignored;
+    if (it->path().filename() == stays) continue;
     if (fs::is_directory(it->symlink_status(ignored))) {
       remove_with_content(files, it->path().string());
     } else {
       files.remove_file(it->path().string());
     }
   }
+}
+
+void remove_with_content(SaveFiles& files, const std::string& folder) {
+  remove_content(files, folder);
+  files.remove_folder(folder);
+}
+
+// Whether `path` is still the name of the file that was opened. (NFS gives a
+// file that is open another name instead of removing it.)
+bool has_name(const FileDescriptor& file, const std::string& path) {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(file.get(), &opened) == 0 &&
+         ::stat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
+}
+
+// Removes the folder of a save whose lock this process holds. Only the holder
+// removes or writes other files in it, so the lock's file goes last. If the
+// process that made the folder makes and locks a new file meanwhile, the folder
+// is not empty and stays.
+void remove_save(SaveFiles& files, const std::string& folder,
+                 FileDescriptor lock) {
+  remove_content(files, folder, kLockName);
+  files.remove_file(folder + "/" + kLockName);
+  lock.reset();  // NFS keeps a file that is open under another name
   files.remove_folder(folder);
 }
 
@@ -114,12 +147,17 @@ void remove_left_overs_in(SaveFiles& files, const std::string& folder) {
        it.increment(error)) {
     const std::string name = it->path().filename().string();
     try {
-      if (is_aside_name(name, kLatest)) files.remove_file(it->path().string());
+      const std::string path = it->path().string();
+      if (is_aside_name(name, kLatest)) files.remove_file(path);
+      if (!fs::is_directory(it->symlink_status())) continue;
+      if (is_aside_name(name, kOldTarget)) remove_with_content(files, path);
       if (!is_aside_name(name, kAsideTarget)) continue;
-      const FileDescriptor left = files.open_folder(it->path().string());
-      // If the lock is held, that save is still running.
-      if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
-        remove_with_content(files, it->path().string());
+      const std::string lock = path + "/" + kLockName;
+      FileDescriptor left = files.open_lock(lock);
+      // If the lock is held, that save is still running. If the file is gone,
+      // another job removes the folder.
+      if (::flock(left.get(), LOCK_EX | LOCK_NB) == 0 && has_name(left, lock)) {
+        remove_save(files, path, std::move(left));
       }
     } catch (const std::system_error&) {
       // Another user's, say: no reason to refuse the save.
@@ -157,8 +195,14 @@ std::vector<SnapshotEntry> snapshots_in(const std::string& folder) {
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
     auto entry = entry_named(it->path().filename().string());
+    if (!entry) continue;
     std::error_code ignored;
-    if (!entry || !fs::is_directory(it->symlink_status(ignored))) continue;
+    entry->is_link = fs::is_symlink(it->symlink_status(ignored));
+    // A link to a folder that is missing now is listed, too.
+    if (entry->is_link ? fs::is_regular_file(it->status(ignored))
+                       : !fs::is_directory(it->symlink_status(ignored))) {
+      continue;
+    }
     entry->path = it->path().string();
     entries.push_back(std::move(*entry));
   }
@@ -223,22 +267,24 @@ SnapshotBeingSaved::SnapshotBeingSaved(SaveFiles& files,
     files_.make_folder(aside);
     // Before the folder is locked, another job's save may take it for left over
     // and remove it; then a new one is made. That save may have done so before
-    // we open it, or have its lock, or have removed it and given the lock back.
-    lock_ = files_.open_folder(aside);
-    if (!lock_) {
-      const int cause = errno;
-      if (cause == ENOENT) continue;
+    // we open the file, or have its lock, or have removed the file and given
+    // the lock back.
+    const std::string lock = aside + "/" + kLockName;
+    try {
+      lock_ = files_.open_lock(lock);
+    } catch (const std::system_error& error) {
+      if (error.code() == std::errc::no_such_file_or_directory) continue;
       files_.remove_folder(aside);
-      errno = cause;
-      throw_errno("\"" + aside + "\" cannot be opened");
+      throw;
     }
     // If the file system has no locks, folders that killed processes left
-    // behind stay; nothing else is lost.
+    // behind stay. If each host has locks of its own (NFS without a lock
+    // service), another host may remove what is in this one, which the save
+    // notices before it commits.
     if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       continue;
     }
-    struct stat status {};
-    if (::fstat(lock_.get(), &status) == 0 && status.st_nlink == 0) continue;
+    if (!has_name(lock_, lock)) continue;
     aside_ = aside;
     return;
   }
@@ -247,7 +293,7 @@ SnapshotBeingSaved::SnapshotBeingSaved(SaveFiles& files,
 SnapshotBeingSaved::~SnapshotBeingSaved() {
   if (aside_.empty()) return;
   try {
-    remove_with_content(files_, aside_);
+    remove_save(files_, aside_, std::move(lock_));
   } catch (const std::exception&) {
     // The next save removes it.
   }
@@ -264,15 +310,26 @@ std::string SnapshotBeingSaved::commit(int64_t step) {
       files_.rename(aside_, path);
       break;
     } catch (const std::system_error& error) {
-      // Another job has saved in the meantime.
-      if (error.code() != std::errc::directory_not_empty &&
-          error.code() != std::errc::file_exists) {
-        throw;
-      }
+      // Another job has saved in the meantime, or the name is that of a link or
+      // a file.
+      std::error_code ignored;
+      const bool is_taken = error.code() == std::errc::directory_not_empty ||
+                            error.code() == std::errc::file_exists ||
+                            (error.code() == std::errc::not_a_directory &&
+                             fs::exists(fs::symlink_status(path, ignored)));
+      if (!is_taken) throw;
     }
   }
   aside_.clear();
   files_.sync_folder(folder_);
+  // Not before the renaming: another job takes a folder without this file for
+  // left over.
+  lock_.reset();
+  try {
+    files_.remove_file(path + "/" + kLockName);
+  } catch (const std::system_error&) {
+    // A snapshot with this file is whole, too.
+  }
   return path;
 }
 
@@ -308,24 +365,24 @@ void link_latest(SaveFiles& files, const std::string& path) {
   files.sync_folder(folder);
 }
 
-std::vector<std::string> remove_old_snapshots(SaveFiles& files,
-                                              const std::string& folder,
-                                              int64_t keep_last,
-                                              int64_t keep_every) {
-  std::vector<std::string> removed;
-  if (keep_last == 0) return removed;
+void remove_old_snapshots(SaveFiles& files, const std::string& folder,
+                          int64_t keep_last, int64_t keep_every) {
+  if (keep_last == 0) return;
   int64_t kept = 0;
+  std::optional<int64_t> newer_step;  // of the last one that is complete
   for (const SnapshotEntry& entry : snapshots_in(folder)) {
-    const bool stays =
-        keep_every > 0 && entry.step > 0 && entry.step % keep_every == 0;
+    const bool stays = entry.is_link || (keep_every > 0 && entry.step > 0 &&
+                                         entry.step % keep_every == 0);
     // Looking into a manifest takes time, and these may be many.
     if (stays && kept >= keep_last) continue;
     if (!is_complete(entry.path)) continue;
-    if (kept++ < keep_last) continue;
-    const std::string aside = folder + "/" + aside_name(kAsideTarget);
+    // A program that does not count its steps saves all in step 0.
+    const bool is_repeated = entry.step > 0 && newer_step == entry.step;
+    newer_step = entry.step;
+    if (is_repeated ? stays : kept++ < keep_last) continue;
+    const std::string aside = folder + "/" + aside_name(kOldTarget);
     try {
       files.rename(entry.path, aside);
-      removed.push_back(entry.path);
       remove_with_content(files, aside);
     } catch (const std::system_error& error) {
       TORCH_WARN_ONCE("lockstep: the old snapshot \"", entry.path,
@@ -333,7 +390,6 @@ std::vector<std::string> remove_old_snapshots(SaveFiles& files,
                       error.what());
     }
   }
-  return removed;
 }
 
 }  // namespace lockstep::internal

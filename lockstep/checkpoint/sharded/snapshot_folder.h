@@ -17,10 +17,12 @@ struct SnapshotEntry {
   std::string path;
   int64_t number = 0;
   int64_t step = 0;
+  bool is_link = false;
 };
 
 // Returns the snapshots in `folder`, newest first. Nothing in them is looked
-// at. Returns none if there is no such folder.
+// at; a symbolic link may point to a folder that is missing. Returns none if
+// there is no such folder.
 std::vector<SnapshotEntry> snapshots_in(const std::string& folder);
 
 // Returns `path` without slashes at its end.
@@ -45,8 +47,9 @@ void check_can_save_in(const std::string& folder);
 // A snapshot that is being written: a folder with a temporary name
 // (".save.lockstep-XXXXXXXXXXXXXXXX.tmp"), which is renamed when everything in
 // it is on the disk. A killed process leaves it behind. The process that writes
-// holds a lock (flock) on it as long as it lives, so the next save can tell
-// which folders are left over, and removes them.
+// holds a lock (flock) on the file ".lock" in it as long as it lives, so the
+// next save can tell which folders are left over, and removes them. (NFS has
+// locks of files, not of folders.)
 class SnapshotBeingSaved {
  public:
   // Makes the folder of snapshots if it is missing, and the temporary one.
@@ -81,14 +84,14 @@ void link_latest(SaveFiles& files, const std::string& path);
 
 // Removes all snapshots in `folder` but the newest `keep_last` that are
 // complete, those whose step is a multiple of `keep_every` (0 means no step),
-// and those that are not complete. Removes nothing if `keep_last` is 0. Returns
-// the paths of what it removed. A snapshot is renamed before its files are
-// removed, so none ever exists in part. Warns, once, of one that cannot be
-// removed; its rest has a temporary name then, and is removed by a later save
-// if that can.
-std::vector<std::string> remove_old_snapshots(SaveFiles& files,
-                                              const std::string& folder,
-                                              int64_t keep_last,
-                                              int64_t keep_every);
+// those that are symbolic links, and those that are not complete. Of complete
+// ones that follow each other with the same step, because a save was repeated,
+// only the newest counts (unless the step is 0), so keep_last steps stay.
+// Removes nothing if `keep_last` is 0. A snapshot is renamed
+// (".old.lockstep-XXXXXXXXXXXXXXXX.tmp") before its files are removed, so none
+// ever exists in part. Warns, once, of one that cannot be removed; its rest has
+// a temporary name then, and is removed by a later save if that can.
+void remove_old_snapshots(SaveFiles& files, const std::string& folder,
+                          int64_t keep_last, int64_t keep_every);
 
 }  // namespace lockstep::internal

@@ -1,5 +1,7 @@
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <limits>
@@ -24,14 +26,6 @@ constexpr const char* kIndexName = "model.safetensors.index.json";
 
 SnapshotError damaged_file(const std::string& path, const std::string& why) {
   return {path, "is damaged: " + why};
-}
-
-std::string text_of_file(const std::string& path) {
-  const InputFile file(path);
-  if (file.size() > kMostTextBytes) {
-    throw damaged_file(path, "it is larger than 256 MiB");
-  }
-  return file.read_text(0, static_cast<size_t>(file.size()));
 }
 
 // Returns the paths of the files in a folder without a manifest, sorted.
@@ -79,9 +73,17 @@ void require_size(const std::string& path, uint64_t size,
                                std::to_string(expected.bytes));
 }
 
+// Returns how many files may stay open: a quarter of what this process may
+// open, so that two folders can be compared, and others opened, too.
+size_t most_open_files() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  return limit.rlim_cur / 4;
+}
+
 // A file whose header was read and checked.
 struct OpenedFile {
-  std::unique_ptr<InputFile> file;
+  std::shared_ptr<InputFile> file;
   SafetensorsHeader header;
   std::vector<ShardDetails> details;
   uint64_t header_checksum = 0;
@@ -89,7 +91,7 @@ struct OpenedFile {
 
 OpenedFile open_file_of(const std::string& path, const WrittenFile* expected) {
   OpenedFile opened;
-  opened.file = std::make_unique<InputFile>(path);
+  opened.file = std::make_shared<InputFile>(path);
   const InputFile& file = *opened.file;
   if (expected) require_size(path, file.size(), *expected);
   if (file.size() < sizeof(uint64_t)) {
@@ -122,6 +124,14 @@ void set_place(TensorFiles::Part& part, OpenedFile& opened, size_t i) {
 }
 
 }  // namespace
+
+std::string text_of_file(const std::string& path) {
+  const InputFile file(path);
+  if (file.size() > kMostTextBytes) {
+    throw damaged_file(path, "it is larger than 256 MiB");
+  }
+  return file.read_text(0, static_cast<size_t>(file.size()));
+}
 
 void TensorFiles::add_file(
     const std::string& path, const WrittenFile* expected,
@@ -160,7 +170,28 @@ void TensorFiles::add_file(
   digest.add(digest_);
   digest.add(opened.header_checksum);
   digest_ = digest.value();
-  files_.push_back({std::move(opened.file), {}});
+  set_input(files_.emplace_back(), std::move(opened.file));
+}
+
+void TensorFiles::set_input(File& file,
+                            std::shared_ptr<InputFile> input) const {
+  if (open_files_ < most_open_files()) {
+    ++open_files_;
+  } else {
+    input->close();
+  }
+  file.input = std::move(input);
+}
+
+std::shared_ptr<const InputFile> TensorFiles::open(size_t index) const {
+  const auto& known = files_[index].input;
+  if (known->descriptor() >= 0) return known;
+  auto again = std::make_shared<const InputFile>(known->path());
+  if (again->size() != known->size()) {
+    throw SnapshotError(known->path(), "was changed while it was being read",
+                        "load again when nothing writes it");
+  }
+  return again;
 }
 
 void TensorFiles::add_parts_of_manifest() {
@@ -182,7 +213,7 @@ void TensorFiles::add_parts_of_manifest() {
 
 void TensorFiles::require_header(size_t index) const {
   File& file = files_[index];
-  if (file.opened) return;
+  if (file.input) return;
   const WrittenFile& expected = manifest_->files[index];
   const std::string path = path_ + "/" + expected.name;
   OpenedFile opened = open_file_of(path, &expected);
@@ -204,7 +235,7 @@ void TensorFiles::require_header(size_t index) const {
     throw damaged_file(
         path, "its tensors are not those that the manifest says it has");
   }
-  file.opened = std::move(opened.file);
+  set_input(file, std::move(opened.file));
 }
 
 void TensorFiles::finish() {
@@ -251,6 +282,11 @@ TensorFiles TensorFiles::open_folder(const std::string& folder,
   TensorFiles all(folder);
   const std::string manifest = folder + "/" + kManifestName;
   std::error_code ignored;
+  if (fs::is_symlink(fs::symlink_status(folder, ignored)) &&
+      !fs::exists(folder, ignored)) {
+    throw SnapshotError(folder, "is a link to a folder that cannot be found",
+                        "move the folder back, or correct the link");
+  }
   if (fs::exists(manifest, ignored)) {
     const std::string text = text_of_file(manifest);
     uint64_t sum = 0;

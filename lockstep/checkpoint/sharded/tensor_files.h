@@ -17,13 +17,17 @@ namespace lockstep::internal {
 // The limit for a manifest and for an index of Hugging Face's.
 inline constexpr uint64_t kMostTextBytes = uint64_t{256} << 20;
 
+// Returns the content of such a file. Throws SnapshotError if it is larger or
+// not a regular file, std::system_error if it cannot be opened or read.
+std::string text_of_file(const std::string& path);
+
 // The tensors in several safetensors files, each of which may lie in parts in
 // some of them: a folder of Lockstep or of PyTorch's distributed checkpoint, or
 // Hugging Face's sharded weights. Only the headers are read and checked here.
 //
-// Reading files of unknown origin is safe: offsets and shapes are checked, no
-// file outside the folder is opened. Any thread may read from files whose
-// headers were read.
+// Reading files of unknown origin is safe: offsets and shapes are checked, and
+// no file outside the folder is opened, except by a link in it. Any thread may
+// read from files whose headers were read.
 class TensorFiles {
  public:
   struct Part {
@@ -39,6 +43,9 @@ class TensorFiles {
     Sizes shape;
     std::vector<Part> parts;  // hold each element once
   };
+
+  TensorFiles(TensorFiles&&) = default;
+  TensorFiles& operator=(TensorFiles&&) = default;
 
   // Opens the snapshot in `folder`: one of ours, if there is a manifest, which
   // must fit the files; otherwise those of model.safetensors.index.json, if it
@@ -68,8 +75,12 @@ class TensorFiles {
   // Reads the header of this file, unless it was read. One thread at a time.
   void require_header(size_t file) const;
 
-  // Needs the header.
-  const InputFile& file(size_t index) const { return *files_[index].opened; }
+  // Both need the header. If the files are more than a quarter of those that
+  // this process may open, the others are closed. Then open() opens a file
+  // anew, and throws SnapshotError if it has another size now; a caller that
+  // reads it in several calls should keep the result.
+  const InputFile& file(size_t index) const { return *files_[index].input; }
+  std::shared_ptr<const InputFile> open(size_t index) const;
   // None if the files are not one of our folders.
   const std::optional<Manifest>& manifest() const { return manifest_; }
   // Whether PyTorch's distributed checkpoint wrote the files.
@@ -83,7 +94,7 @@ class TensorFiles {
 
  private:
   struct File {
-    std::unique_ptr<InputFile> opened;  // null before the header is read
+    std::shared_ptr<InputFile> input;  // null before the header is read
     // The tensors that the file has by the manifest, by name; the parts in
     // tensors_ get their places from the header.
     std::vector<std::pair<const std::string*, Part*>> parts;
@@ -93,11 +104,13 @@ class TensorFiles {
   void add_file(const std::string& path, const WrittenFile* expected,
                 const std::map<std::string, std::string>* weight_map);
   void add_parts_of_manifest();
+  void set_input(File& file, std::shared_ptr<InputFile> input) const;
   void finish();
   void compare_with_manifest() const;
 
   std::string path_;
   mutable std::vector<File> files_;
+  mutable size_t open_files_ = 0;
   std::map<std::string, Tensor> tensors_;
   std::optional<Manifest> manifest_;
   bool is_distributed_ = false;

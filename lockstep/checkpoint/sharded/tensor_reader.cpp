@@ -167,7 +167,8 @@ void TensorReader::verify(bool checksums) const {
   run_tasks(blocks.size(), reading_threads(), [&](size_t index) {
     const Block& block = *blocks[index];
     const TensorFiles::Part& part = *block.part;
-    const InputFile& file = files_.file(part.file);
+    const auto opened = files_.open(part.file);
+    const InputFile& file = *opened;
     const auto damaged = [&](const char* how) {
       return SnapshotError(file.path(),
                            "is damaged: tensor \"" + *block.name + "\" " + how);
@@ -192,9 +193,9 @@ void TensorReader::verify(bool checksums) const {
 }
 
 void TensorReader::run(const Task& task) const {
-  const InputFile& file = files_.file(task.part->file);
+  const auto file = files_.open(task.part->file);
   if (task.to) {
-    file.read_at(task.offset, task.to, task.bytes);
+    file->read_at(task.offset, task.to, task.bytes);
     return;
   }
   // Another thread may have begun this.
@@ -204,7 +205,7 @@ void TensorReader::run(const Task& task) const {
   const at::Tensor buffer = at::empty(
       {static_cast<int64_t>(task.bytes / c10::elementSize(task.dtype))},
       options);
-  file.read_at(task.offset, buffer.mutable_data_ptr(), task.bytes);
+  file->read_at(task.offset, buffer.mutable_data_ptr(), task.bytes);
   at::Tensor target = task.target;
   target.copy_(buffer.as_strided(target.sizes(), task.strides));
 }
@@ -276,13 +277,14 @@ std::vector<at::Tensor> map_tensors(const TensorFiles& files,
       result.push_back(read_tensor(files, name, false));
       continue;
     }
-    const InputFile& file = files.file(part.file);
     auto& mapping = mappings[part.file];
-    if (!mapping) mapping = std::make_shared<PrivateMapping>(file);
+    if (!mapping) {
+      mapping = std::make_shared<PrivateMapping>(*files.open(part.file));
+    }
     if (!valid_values(mapping->at(part.begin), part.bytes, tensor.dtype)) {
-      throw SnapshotError(file.path(), "is damaged: tensor \"" + name +
-                                           "\" holds a bool that is neither 0 "
-                                           "nor 1");
+      throw SnapshotError(files.file(part.file).path(),
+                          "is damaged: tensor \"" + name +
+                              "\" holds a bool that is neither 0 nor 1");
     }
     result.push_back(at::from_blob(
         mapping->at(part.begin), tensor.shape, [keep = mapping](void*) {},

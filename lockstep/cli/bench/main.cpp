@@ -285,7 +285,9 @@ bool run(const Options& options, const StopSignal& stop) {
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - begin;
     const std::string text =
-        document(options, machine, facts, results, took.count()).dump(1) + '\n';
+        document(options, machine, facts, results, took.count())
+            .dump(1, ' ', false, ordered_json::error_handler_t::replace) +
+        '\n';
     if (has_file) {
       write(options.json, text, std::ios::out);
     } else {
@@ -304,11 +306,13 @@ int main(int argc, char** argv) {
   using lockstep::internal::kSystemError, lockstep::internal::kUsageError;
   try {
     const auto options = parse_options(argc, argv);
-    if (!options) return 0;
+    if (!options) return lockstep::internal::end_output(kName, 0);
     // A rank that has died is noticed by its exit, not by a write to it.
     signal(SIGPIPE, SIG_IGN);
     const StopSignal stop;
-    if (run(*options, stop)) return 0;
+    if (run(*options, stop)) {
+      return lockstep::internal::end_output(kName, 0);
+    }
     lockstep::internal::write_message(kName, "results were wrong; see above");
     return kSystemError;
   } catch (const Interrupted& interrupted) {

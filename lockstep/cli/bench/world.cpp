@@ -36,7 +36,10 @@ constexpr milliseconds kReapInterval{5};
 std::pair<FileDescriptor, FileDescriptor> make_pipe() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe2");
-  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+  FileDescriptor reading(ends[0]);
+  FileDescriptor writing(ends[1]);
+  return {above_standard_streams(std::move(reading)),
+          above_standard_streams(std::move(writing))};
 }
 
 bool is_failure(const json& answer) { return answer.contains("error"); }

@@ -158,9 +158,8 @@ std::string jobs_text(const std::vector<RunningJob>& jobs) {
 }
 
 void add_jobs_command(CLI::App& app, int& exit_code) {
-  CLI::App* jobs =
-      app.add_subcommand("jobs", "List the running jobs of this user");
-  jobs->formatter(make_help_formatter(
+  CLI::App* jobs = add_command(
+      app, "jobs", "List the running jobs of this user",
       "lockstep jobs [--json]\n"
       "  Lists the jobs that this user runs on this host (root: those of all "
       "users). The\n  first column is what lockstep status and the others take "
@@ -168,10 +167,7 @@ void add_jobs_command(CLI::App& app, int& exit_code) {
       "Examples:\n"
       "  lockstep jobs\n"
       "  lockstep jobs --json\n"
-      "Exit code 0: the list was printed, also if there is no job."));
-  jobs->get_help_ptr()->description("Print this help and exit");
-  // As in add_job_argument().
-  jobs->prefix_command(false);
+      "Exit code 0: the list was printed, also if there is no job.");
   auto as_json = std::make_shared<bool>(false);
   jobs->add_flag("--json", *as_json, "Print one JSON document");
   jobs->callback([as_json, &exit_code] { exit_code = print_jobs(*as_json); });

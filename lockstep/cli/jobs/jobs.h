@@ -11,9 +11,6 @@ namespace lockstep::internal {
 
 // Adds the argument JOB, which names a running job as find_job() takes it.
 inline void add_job_argument(CLI::App& command, std::string& job) {
-  // `lockstep run` takes all arguments after its program as they are, and
-  // commands that are added after it inherit that; these must not.
-  command.prefix_command(false);
   command
       .add_option("JOB", job, "The job; may be left out if there is only one")
       ->type_name("");

@@ -373,9 +373,8 @@ int profile_or_explain(const ProfileArguments& arguments) {
 }  // namespace
 
 void add_profile_command(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand(
-      "profile", "Record what a running job does, and say where time goes");
-  command->formatter(make_help_formatter(
+  CLI::App* command = add_command(
+      app, "profile", "Record what a running job does, and say where time goes",
       "lockstep profile [--seconds S] [--output DIR] [JOB]\n"
       "  Each rank on this host records whole steps for S seconds, from its "
       "next step on,\n  and writes a trace; Ctrl-C ends that early and keeps "
@@ -386,8 +385,7 @@ void add_profile_command(CLI::App& app, int& exit_code) {
       "  lockstep profile\n"
       "  lockstep profile 4711 --seconds 2 --output traces\n"
       "Exit code 0: all ranks wrote a trace; 1: a rank did not; 2: there is no "
-      "such job."));
-  command->get_help_ptr()->description("Print this help and exit");
+      "such job.");
   auto arguments = std::make_shared<ProfileArguments>();
   add_job_argument(*command, arguments->job);
   command

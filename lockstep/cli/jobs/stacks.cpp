@@ -47,7 +47,8 @@ JobStacks stacks_of(const std::string& job) {
   const Deadline deadline = Deadline::after(kStacksTime);
   const auto answered = [&](int place) {
     const auto rank = link.board().read(place);
-    return rank && rank->stacks == number;
+    // A rank may have answered a later request of another process, too.
+    return rank && rank->stacks >= number;
   };
   const JobView view = view_of(first, first);
   JobStacks all{.run_id = view.status.run_id};
@@ -123,9 +124,8 @@ int print_stacks(const std::string& job, bool as_json) {
 }  // namespace
 
 void add_stacks_command(CLI::App& app, int& exit_code) {
-  CLI::App* stacks = app.add_subcommand(
-      "stacks", "Print where the threads of a running job are");
-  stacks->formatter(make_help_formatter(
+  CLI::App* stacks = add_command(
+      app, "stacks", "Print where the threads of a running job are",
       "lockstep stacks [--json] [JOB]\n"
       "  Each rank on this host writes down the stacks of its threads and its "
       "flight\n  record, and goes on. JOB is a run id, or the process id of a "
@@ -134,8 +134,7 @@ void add_stacks_command(CLI::App& app, int& exit_code) {
       "  lockstep stacks\n"
       "  lockstep stacks 4711 --json\n"
       "Exit code 0: all ranks answered; 1: a rank did not; 2: there is no such "
-      "job."));
-  stacks->get_help_ptr()->description("Print this help and exit");
+      "job.");
   auto job = std::make_shared<std::string>();
   auto as_json = std::make_shared<bool>(false);
   add_job_argument(*stacks, *job);

@@ -51,9 +51,8 @@ int print_status(const std::string& job, bool as_json) {
 }  // namespace
 
 void add_status_command(CLI::App& app, int& exit_code) {
-  CLI::App* status =
-      app.add_subcommand("status", "Print how a running job and its ranks do");
-  status->formatter(make_help_formatter(
+  CLI::App* status = add_command(
+      app, "status", "Print how a running job and its ranks do",
       "lockstep status [--json] [JOB]\n"
       "  JOB is a run id, or the process id of a lockstep run on this host; "
       "without it,\n  the only job, or a list if there are several (lockstep "
@@ -61,8 +60,7 @@ void add_status_command(CLI::App& app, int& exit_code) {
       "Examples:\n"
       "  lockstep status\n"
       "  lockstep status 4711 --json\n"
-      "Exit code 0: the job runs; 2: there is no such job."));
-  status->get_help_ptr()->description("Print this help and exit");
+      "Exit code 0: the job runs; 2: there is no such job.");
   auto job = std::make_shared<std::string>();
   auto as_json = std::make_shared<bool>(false);
   add_job_argument(*status, *job);

@@ -387,9 +387,8 @@ int run_top(const std::string& job, const std::string& interval) {
 }  // namespace
 
 void add_top_command(CLI::App& app, int& exit_code) {
-  CLI::App* top = app.add_subcommand(
-      "top", "Show on a terminal how a running job and its ranks do");
-  top->formatter(make_help_formatter(
+  CLI::App* top = add_command(
+      app, "top", "Show on a terminal how a running job and its ranks do",
       "lockstep top [--interval MS] [JOB]\n"
       "  JOB is a run id, or the process id of a lockstep run on this host; "
       "without it,\n  the only job. The ranks work a few microseconds a second "
@@ -400,8 +399,7 @@ void add_top_command(CLI::App& app, int& exit_code) {
       "  lockstep top\n"
       "  lockstep top 4711 --interval 500\n"
       "Exit code 0: the job or the view has ended; 2: there is no such job, or "
-      "no terminal."));
-  top->get_help_ptr()->description("Print this help and exit");
+      "no terminal.");
   auto job = std::make_shared<std::string>();
   auto interval = std::make_shared<std::string>("1000");
   add_job_argument(*top, *job);

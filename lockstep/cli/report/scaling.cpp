@@ -215,9 +215,9 @@ int report_or_explain(const ScalingArguments& arguments,
 }  // namespace
 
 void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code) {
-  CLI::App* scaling = report.add_subcommand(
-      "scaling", "Say how much faster a program trains with more processes");
-  scaling->formatter(make_help_formatter(
+  CLI::App* scaling = add_command(
+      report, "scaling",
+      "Say how much faster a program trains with more processes",
       "lockstep report scaling [OPTIONS] -- PROGRAM [ARGUMENTS...]\n"
       "  Runs PROGRAM with each number of processes, and in one process with "
       "as "
@@ -233,8 +233,7 @@ void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code) {
       "      --nproc-per-node={nproc} train.py --batch-size {batch:64}' -- \\\n"
       "      ./train --batch-size {batch:64}\n"
       "Exit code 0: the report was printed; 1: a run failed; 2: wrong "
-      "arguments."));
-  scaling->get_help_ptr()->description("Print this help and exit");
+      "arguments.");
   auto arguments = std::make_shared<ScalingArguments>();
   scaling
       ->add_option("--nproc", arguments->nproc,

@@ -126,9 +126,14 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
       }
       context->closeConnections();
     }
-    if (has_works() && !ends_works_.exchange(true)) {
-      auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+    if (!has_works() || ends_works_.exchange(true)) return;
+    auto self = c10::intrusive_ptr<Gloo>::unsafe_reclaim_from_nonowning(this);
+    try {
       quiet_thread([self = std::move(self)] { self->end_works(); }).detach();
+    } catch (const std::system_error&) {
+      // The system gives no thread now. The connections are closed, so most
+      // works end by themselves.
+      ends_works_ = false;
     }
   }
 

@@ -157,7 +157,6 @@ void Backend::finish_lane(const WorkPtr& work, const Deadline& deadline) const {
 }
 
 void Backend::break_down(const std::string& reason, Blame blame) {
-  broken_ = true;
   if (links_.local && blame == Blame::self) links_.local->hang_up(reason);
   if (links_.local && blame == Blame::others) links_.local->pass_on(reason);
   if (links_.lane) links_.lane->abort();

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -141,7 +140,6 @@ class Backend final : public c10d::Backend,
 
   const Topology topology_;
   Links links_;
-  std::atomic<bool> broken_{false};
   const std::chrono::milliseconds timeout_;
   std::optional<WorkQueue> queue_;
 };

@@ -13,7 +13,7 @@ namespace lockstep::internal::hybrid {
 // of them counts as a host of its own; a warning of LibTorch's says so once.
 // More than 64 ranks of one host share memory in parts of 64.
 //
-// Blocks until all ranks have come, for request.timeout at most. Throws
+// Blocks until all ranks have come, for request.time_to_meet() at most. Throws
 // c10::DistBackendError with the ranks that did not come.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 

@@ -201,9 +201,10 @@ Reduction reduction(at::ScalarType dtype, const c10d::ReduceOp& op) {
   return {native_type(dtype), native};
 }
 
-Bytes::Bytes(size_t bytes) : count_(static_cast<int>(bytes)), type_(MPI_BYTE) {
+Bytes::Bytes(size_t bytes, int ranks)
+    : count_(static_cast<int>(bytes)), type_(MPI_BYTE) {
   const auto size = static_cast<int64_t>(bytes);
-  if (size <= max_count()) return;
+  if (size <= max_count() / ranks) return;
   const auto guard = calls_guard();
   count_ = 1;
   type_ = large_type(size / max_count(), size % max_count());

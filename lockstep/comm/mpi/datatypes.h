@@ -9,8 +9,11 @@
 namespace lockstep::internal::mpi {
 
 // MPI 3 counts with int. Larger tensors are reduced in parts of this many
-// elements, and moved as one element of a larger type. LOCKSTEP_MPI_MAX_COUNT,
-// for tests, makes the number smaller; it must be the same on all ranks.
+// elements, and moved as one element of a larger type. If a call takes a part
+// of each rank, the limit holds for the parts together, since OpenMPI 4.1
+// multiplies their size by the number of ranks, or by a rank, in an int.
+// LOCKSTEP_MPI_MAX_COUNT, for tests, makes the number smaller; it must be the
+// same on all ranks.
 int64_t max_count();
 
 // How elements are combined. For AVG, op is the sum.
@@ -26,10 +29,11 @@ struct Reduction {
 Reduction reduction(at::ScalarType dtype, const c10d::ReduceOp& op);
 
 // Describes `bytes` bytes as `count` elements of `type`, to be moved as they
-// are.
+// are. If a call takes as much of each of `ranks` ranks, an int can count the
+// elements of all together.
 class Bytes {
  public:
-  explicit Bytes(size_t bytes);
+  explicit Bytes(size_t bytes, int ranks = 1);
   Bytes(Bytes&& other) noexcept;
   Bytes& operator=(Bytes&&) = delete;
   ~Bytes();

@@ -36,10 +36,14 @@ const at::Tensor& joined(Round& round, const Tensors& tensors) {
   return round.keep(at::cat(flat));
 }
 
-const at::Tensor& room_for(Round& round, const Tensors& tensors) {
+int64_t elements_of(const Tensors& tensors) {
   int64_t count = 0;
   for (const auto& tensor : tensors) count += tensor.numel();
-  return round.keep(at::empty({count}, tensors[0].options()));
+  return count;
+}
+
+const at::Tensor& room_for(Round& round, const Tensors& tensors) {
+  return round.keep(at::empty({elements_of(tensors)}, tensors[0].options()));
 }
 
 void take_apart(const at::Tensor& joint, const Tensors& tensors) {
@@ -157,17 +161,17 @@ void reduce(Round& round, const at::Tensor& tensor, int root,
 void reduce_scatter(Round& round, const at::Tensor& output,
                     const Tensors& inputs, const ReduceOp& op) {
   const auto how = reduction(output.scalar_type(), op);
+  if (elements_of(inputs) > max_count()) {
+    // MPI's own call cannot count that many: one reduction for each rank.
+    for (int root = 0; root < round.size(); ++root) {
+      const bool own = root == round.rank();
+      if (own) output.copy_(inputs[root].view(output.sizes()));
+      reduce(round, own ? output : inputs[root], root, op);
+    }
+    return;
+  }
   auto& counts = round.numbers(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i].numel() > max_count()) {
-      // MPI's own call cannot count that many: one reduction for each rank.
-      for (int root = 0; root < round.size(); ++root) {
-        const bool own = root == round.rank();
-        if (own) output.copy_(inputs[root].view(output.sizes()));
-        reduce(round, own ? output : inputs[root], root, op);
-      }
-      return;
-    }
     counts[i] = static_cast<int>(inputs[i].numel());
   }
   const auto& input = joined(round, inputs);
@@ -182,11 +186,11 @@ void reduce_scatter(Round& round, const at::Tensor& output,
 
 void reduce_scatter(Round& round, const at::Tensor& output,
                     const at::Tensor& input, const ReduceOp& op) {
-  if (output.numel() > max_count()) {
+  if (output.numel() == 0) return;
+  if (input.numel() > max_count()) {
     return reduce_scatter(round, output, input.flatten().split(output.numel()),
                           op);
   }
-  if (output.numel() == 0) return;
   const auto how = reduction(output.scalar_type(), op);
   round.keep(input);
   round.keep(output);
@@ -212,7 +216,7 @@ void all_gather(Round& round, const at::Tensor& output,
                 const at::Tensor& input) {
   round.keep(output);
   round.keep(input);
-  const auto& bytes = round.keep(Bytes(input.nbytes()));
+  const auto& bytes = round.keep(Bytes(input.nbytes(), round.size()));
   round.run("MPI_Iallgather", output.nbytes(), [&](MPI_Request* request) {
     return MPI_Iallgather(bytes_of(input), bytes.count(), bytes.type(),
                           bytes_of(output), bytes.count(), bytes.type(),
@@ -247,7 +251,7 @@ void gather(Round& round, const Tensors& outputs, const at::Tensor& input,
   const bool here = round.rank() == root;
   const auto& joint = here ? room_for(round, outputs) : round.keep({});
   round.keep(input);
-  const auto& bytes = round.keep(Bytes(input.nbytes()));
+  const auto& bytes = round.keep(Bytes(input.nbytes(), round.size()));
   round.run(
       "MPI_Igather", input.nbytes() * round.size(), [&](MPI_Request* request) {
         return MPI_Igather(bytes_of(input), bytes.count(), bytes.type(),
@@ -262,7 +266,7 @@ void scatter(Round& round, const at::Tensor& output, const Tensors& inputs,
   const bool here = round.rank() == root;
   const auto& joint = here ? joined(round, inputs) : round.keep({});
   round.keep(output);
-  const auto& bytes = round.keep(Bytes(output.nbytes()));
+  const auto& bytes = round.keep(Bytes(output.nbytes(), round.size()));
   round.run("MPI_Iscatter", output.nbytes() * round.size(),
             [&](MPI_Request* request) {
               return MPI_Iscatter(here ? bytes_of(joint) : nullptr,

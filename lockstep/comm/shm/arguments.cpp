@@ -32,16 +32,11 @@ const std::vector<at::Tensor>& one_a_rank(
   if (lists.size() != 1) {
     throw mistake(operation, lists.size(), " lists were given; give one");
   }
-  require_one_a_rank(operation, lists[0], size);
-  return lists[0];
-}
-
-void require_one_a_rank(const char* operation,
-                        const std::vector<at::Tensor>& tensors, int size) {
-  if (static_cast<int>(tensors.size()) != size) {
-    throw mistake(operation, "a list holds ", tensors.size(),
+  if (static_cast<int>(lists[0].size()) != size) {
+    throw mistake(operation, "a list holds ", lists[0].size(),
                   " tensors; give one for each rank (", size, ")");
   }
+  return lists[0];
 }
 
 void require_same_length(const char* operation, size_t outputs, size_t inputs) {

@@ -19,8 +19,6 @@ const at::Tensor& single(const char* operation,
 const std::vector<at::Tensor>& one_a_rank(
     const char* operation, const std::vector<std::vector<at::Tensor>>& lists,
     int size);
-void require_one_a_rank(const char* operation,
-                        const std::vector<at::Tensor>& tensors, int size);
 
 void require_same_length(const char* operation, size_t outputs, size_t inputs);
 void require_same_dtype(const char* operation, const at::Tensor& tensor,

@@ -102,9 +102,8 @@ void Backend::all_reduce_direct(void* data, int64_t count, at::ScalarType dtype,
                                 c10d::ReduceOp::RedOpType op,
                                 milliseconds timeout) {
   const auto by = require_reduction("all_reduce", dtype, op);
-  run_in_turn(timeout, [&] {
-    group_->all_reduce(data, static_cast<size_t>(count), by.dtype, by.op,
-                       timeout);
+  run_in_turn(timeout, [&](milliseconds left) {
+    group_->all_reduce(data, static_cast<size_t>(count), by.dtype, by.op, left);
   });
 }
 
@@ -241,33 +240,11 @@ Backend::WorkPtr Backend::_reduce_scatter_base(
       });
 }
 
-Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs,
-    const c10d::ReduceScatterOptions& options) {
-  require_same_length("reduce_scatter_tensor", outputs.size(), inputs.size());
-  std::vector<Scattering> all;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    all.push_back(scatter_whole(inputs[i], outputs[i], options.reduceOp,
-                                getRank(), getSize()));
-  }
-  return issue(OpType::REDUCE_SCATTER_TENSOR_COALESCED, options, outputs,
-               [all = std::move(all)](Group& group, const Deadline& deadline) {
-                 for (const auto& each : all) each.run(group, deadline);
-               });
-}
-
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
   return issue(OpType::BARRIER, options, {},
                [](Group& group, const Deadline& deadline) {
                  group.barrier(left(deadline));
                });
-}
-
-void Backend::monitoredBarrier(const c10d::BarrierOptions& options,
-                               bool /*wait_all_ranks*/) {
-  auto waiting = options;
-  waiting.asyncOp = false;
-  barrier(waiting);
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {

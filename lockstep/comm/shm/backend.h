@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <map>
@@ -74,11 +73,6 @@ class Backend final : public c10d::Backend,
 
   const std::string getBackendName() const override { return "shm"; }
   bool takes_lists_at_once() const override { return true; }
-  // Returns how many collectives were begun on this rank.
-  uint64_t getSequenceNumberForGroup() override {
-    return begun_.load(std::memory_order_relaxed);
-  }
-  void setSequenceNumberForGroup() override {}  // 0 on all ranks
 
   WorkPtr allreduce(Tensors& tensors,
                     const c10d::AllreduceOptions& options) override;
@@ -93,9 +87,6 @@ class Backend final : public c10d::Backend,
   WorkPtr _reduce_scatter_base(
       at::Tensor& output, at::Tensor& input,
       const c10d::ReduceScatterOptions& options) override;
-  WorkPtr reduce_scatter_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs,
-      const c10d::ReduceScatterOptions& options) override;
 
   WorkPtr broadcast(Tensors& tensors,
                     const c10d::BroadcastOptions& options) override;
@@ -105,24 +96,16 @@ class Backend final : public c10d::Backend,
                           const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions& options) override;
-  WorkPtr allgather_into_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs,
-      const c10d::AllgatherOptions& options) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override;
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const c10d::ScatterOptions& options) override;
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
-                   const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
                         std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override;
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
-  // The error names the ranks that do not come, as in every collective here.
-  void monitoredBarrier(const c10d::BarrierOptions& options,
-                        bool wait_all_ranks) override;
 
   // Each takes one tensor. The works have no futures.
   WorkPtr send(Tensors& tensors, int to, int tag) override;
@@ -168,47 +151,47 @@ class Backend final : public c10d::Backend,
   template <typename CallOptions, typename Operation>
   WorkPtr issue(c10d::OpType type, const CallOptions& options, Tensors results,
                 Operation operation);
-  // Runs `operation()` when its turn comes. Breaks the group if the turn does
-  // not come, or if the operation fails on this rank only: the peers count a
-  // call that this rank did not make, or left half done.
+  // Runs `operation(left)` when its turn comes, with what is left of `timeout`.
+  // Breaks the group if the turn does not come, or if the operation fails on
+  // this rank only: the peers count a call that this rank did not make, or left
+  // half done.
   template <typename Operation>
   void run_in_turn(milliseconds timeout, Operation&& operation);
   template <typename Operation>
   void run_or_break(Operation&& operation);
-  // Called only by the thread whose turn it is, so a load and a store suffice.
-  void count_one() {
-    begun_.store(begun_.load(std::memory_order_relaxed) + 1,
-                 std::memory_order_relaxed);
-  }
 
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<Messages> messages_;
   const std::shared_ptr<SharedTensors> shared_;
   const milliseconds timeout_;
-  std::atomic<uint64_t> begun_{0};
   std::optional<WorkQueue> queue_;
 };
 
 template <typename Operation>
 void Backend::run_or_break(Operation&& operation) {
-  count_one();
-  try {
-    translated(std::forward<Operation>(operation));
-  } catch (const c10::DistBackendError&) {
-    throw;  // from the protocol: all ranks get it, or the group is broken
-  } catch (const std::exception& error) {
-    group_->hang_up(words_of(error));
-    throw;
-  }
+  translated([&] {
+    try {
+      std::forward<Operation>(operation)();
+    } catch (const GroupBroken&) {
+      throw;
+    } catch (const CallMismatch&) {
+      throw;  // all ranks get it
+    } catch (const Unavailable&) {
+      throw;  // all ranks get it
+    } catch (const std::exception& error) {
+      group_->hang_up(words_of(error));
+      throw;
+    }
+  });
 }
 
 template <typename Operation>
 void Backend::run_in_turn(milliseconds timeout, Operation&& operation) {
   bool begun = false;
   try {
-    queue_->run(timeout, [&] {
+    queue_->run(timeout, [&](milliseconds left) {
       begun = true;
-      run_or_break(std::forward<Operation>(operation));
+      run_or_break([&] { operation(left); });
     });
   } catch (const std::exception& error) {
     if (!begun) group_->hang_up(words_of(error));
@@ -227,7 +210,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     run(*group_, deadline);
   };
   if (!options.asyncOp) {
-    run_in_turn(timeout, step);
+    run_in_turn(timeout, [&](milliseconds) { step(); });
     return completed_work();
   }
   try {

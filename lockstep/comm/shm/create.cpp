@@ -13,6 +13,7 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
+#include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
 
@@ -20,8 +21,6 @@ namespace lockstep::internal::shm {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-constexpr int kMostRanks = 64;
 
 // Called after a failure that all ranks hear of.
 void wait_until_all_know(c10d::Store& store, int size) {
@@ -80,9 +79,9 @@ void require_one_host(c10d::Store& store, const BackendRequest& request,
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
-  if (request.size > kMostRanks) {
+  if (request.size > kMaxRanks) {
     throw std::invalid_argument(c10::str("\"shm\" takes groups of up to ",
-                                         kMostRanks, " ranks, this one has ",
+                                         kMaxRanks, " ranks, this one has ",
                                          request.size, "; give \"gloo\""));
   }
   const auto deadline = Deadline::after(request.time_to_meet());

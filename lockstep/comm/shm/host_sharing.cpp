@@ -67,8 +67,8 @@ struct CommonTensor {
 
 std::unique_ptr<SplitBarrier> Backend::split_barrier(milliseconds timeout) {
   std::unique_ptr<SplitBarrier> barrier;
-  run_in_turn(timeout, [&] {
-    barrier = std::make_unique<SharedBarrier>(group_, timeout);
+  run_in_turn(timeout, [&](milliseconds left) {
+    barrier = std::make_unique<SharedBarrier>(group_, left);
   });
   return barrier;
 }
@@ -84,9 +84,9 @@ at::Tensor Backend::zeros_in_common(int64_t count,
   const size_t bytes = static_cast<size_t>(count) * options.dtype().itemsize();
   if (bytes == 0) return at::empty({count}, options);
   std::shared_ptr<CommonTensor> held;
-  run_in_turn(timeout, [&] {
+  run_in_turn(timeout, [&](milliseconds left) {
     held.reset(
-        new CommonTensor{.group = group_, .memory = {*group_, bytes, timeout}});
+        new CommonTensor{.group = group_, .memory = {*group_, bytes, left}});
   });
   auto* data = held->memory.data();
   shared_->add(data, bytes);

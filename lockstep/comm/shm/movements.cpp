@@ -133,19 +133,6 @@ Backend::WorkPtr Backend::allgather_coalesced(
                });
 }
 
-Backend::WorkPtr Backend::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  require_same_length("all_gather_into_tensor", outputs.size(), inputs.size());
-  std::vector<Gathering> all;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    all.push_back(gather_whole(outputs[i], inputs[i], getRank(), getSize()));
-  }
-  return issue(OpType::COALESCED, options, outputs,
-               [all = std::move(all)](Group& group, const Deadline& deadline) {
-                 for (const auto& each : all) each.run(group, deadline);
-               });
-}
-
 Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& options) {
   const int root = checked_rank("gather", options.rootRank, getSize());
@@ -183,28 +170,6 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
                  group.scatter(output.bytes(), const_bytes(sent), root,
                                output.moved_as(), left(deadline));
                  output.write_back();
-               });
-}
-
-Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
-                                   const c10d::AllToAllOptions& options) {
-  constexpr const char* kName = "all_to_all";
-  require_one_a_rank(kName, outputs, getSize());
-  require_one_a_rank(kName, inputs, getSize());
-  auto sent = pieces(kName, inputs, Use::read);
-  const auto received = pieces(kName, outputs, Use::write);
-  // The protocol compares the sizes with those of the other ranks, also the
-  // size of this rank's own part.
-  for (int i = 0; i < getSize(); ++i) {
-    require_same_dtype(kName, inputs[i], inputs[0]);
-    require_same_dtype(kName, outputs[i], inputs[0]);
-    for (const auto& output : received) sent[i].part_from(output, false);
-  }
-  return issue(OpType::ALLTOALL, options, outputs,
-               [sent, received](Group& group, const Deadline& deadline) {
-                 group.all_to_all(bytes(received), const_bytes(sent),
-                                  received[0].moved_as(), left(deadline));
-                 write_back(received);
                });
 }
 

@@ -72,7 +72,6 @@ class SharedBuckets final : public BucketReduction {
   bool moves() const override { return exchange_->moves(); }
   using BucketReduction::publish;
   void publish(size_t bucket, std::span<const uint64_t> places) override {
-    static_assert(kInBucket == BucketExchange::kInBucket);
     refuse_in_child(made_in_);
     const ParamComms seen([&]() -> std::optional<CommsCall> {
       if (bucket >= buckets_.size()) return std::nullopt;  // a mistake
@@ -160,8 +159,9 @@ std::unique_ptr<BucketReduction> Backend::reduce_buckets(
   BucketExchange::Arena room;
   if (arena.defined()) room = {arena.mutable_data_ptr(), arena.nbytes()};
   std::unique_ptr<BucketExchange> exchange;
-  run_in_turn(timeout, [&] {
-    exchange = BucketExchange::make(*group_, memory, results, timeout, room);
+  run_in_turn(timeout, [&](milliseconds left) {
+    exchange =
+        BucketExchange::make(*group_, memory, results, timeout, room, left);
   });
   if (!exchange) return nullptr;
   return std::make_unique<SharedBuckets>(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/comm/shm/piece.h"
+#include "lockstep/comm/shm/protocol/core.h"
 #include "lockstep/comm/shm/protocol_call.h"
 
 namespace lockstep::internal::shm {
@@ -54,11 +55,12 @@ std::vector<Outline> gather_outlines(Group& group, const Outline& own,
   std::vector<Bytes> outputs;
   for (auto& outline : all) outputs.push_back({&outline, sizeof(Outline)});
   group.all_gather(outputs, {&own, sizeof(own)}, DType::int64, left(deadline));
-  for (size_t rank = 0; rank < all.size(); ++rank) {
+  for (int rank = 0; rank < group.size(); ++rank) {
     if (same_form(all[rank], all[0])) continue;
+    const auto& waiting = group.core().waiting;
     throw CallMismatch(c10::str(
-        "the ranks disagree about this call: rank 0 of the group gave ",
-        describe(all[0]), ", rank ", rank, " of it ", describe(all[rank])));
+        "the ranks disagree about this call: ", waiting.name(0), " gave ",
+        describe(all[0]), ", ", waiting.name(rank), " ", describe(all[rank])));
   }
   return all;
 }

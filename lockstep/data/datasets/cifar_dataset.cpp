@@ -2,7 +2,6 @@
 
 #include <ATen/Functions.h>
 
-#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
@@ -50,11 +49,8 @@ class CifarFiles {
 
   // Writes the image to `pixels` and returns the label.
   int64_t copy(size_t index, uint8_t* pixels) const {
-    check_index(index, size(), format_.dataset);
-    const auto end = std::upper_bound(ends_.begin(), ends_.end(), index);
-    const auto place = static_cast<size_t>(end - ends_.begin());
+    const auto [place, row] = place_in_parts(index, ends_, format_.dataset);
     const MappedFile& file = *files_[place];
-    const size_t row = place == 0 ? index : index - ends_[place - 1];
     const Bytes bytes = file.bytes().subspan(row * record(), record());
     const uint8_t label = bytes[format_.label];
     if (label >= format_.classes) {

@@ -59,14 +59,6 @@ torch::data::Example<> ImageFolder::get(size_t index) const {
                             at::TensorOptions(at::kLong).device(at::kCPU))};
 }
 
-std::vector<torch::data::Example<>> ImageFolder::get_batch(
-    c10::ArrayRef<size_t> indices) const {
-  std::vector<torch::data::Example<>> batch;
-  batch.reserve(indices.size());
-  for (const size_t index : indices) batch.push_back(get(index));
-  return batch;
-}
-
 size_t ImageFolder::size() const { return files_->size(); }
 
 const std::vector<std::string>& ImageFolder::classes() const {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
 #include <torch/data/example.h>
 
 #include <cstddef>
@@ -49,7 +48,7 @@ struct ImageFolderOptions {
 //
 // The constructor lists the folders and reads no image; it keeps about 50 bytes
 // for each. get() reads and decodes in the calling thread: use workers. Copies
-// share the list. Several threads may call get() and get_batch().
+// share the list. Several threads may call get().
 class ImageFolder {
  public:
   // Throws std::system_error if a folder cannot be read; DataFileError if there
@@ -62,8 +61,6 @@ class ImageFolder {
   // Throws std::system_error or DataFileError, with the path, if the file
   // cannot be opened, is damaged or cut short, or is not an image.
   torch::data::Example<> get(size_t index) const;
-  std::vector<torch::data::Example<>> get_batch(
-      c10::ArrayRef<size_t> indices) const;
 
   size_t size() const;
 

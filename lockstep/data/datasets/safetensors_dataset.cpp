@@ -150,14 +150,6 @@ struct SafetensorsRows {
 
   size_t size() const { return ends.empty() ? 0 : ends.back(); }
 
-  // Returns the file of a sample, and its row there.
-  std::pair<size_t, size_t> place(size_t index) const {
-    check_index(index, size(), "SafetensorsDataset");
-    const auto end = std::upper_bound(ends.begin(), ends.end(), index);
-    const auto file = static_cast<size_t>(end - ends.begin());
-    return {file, file == 0 ? index : index - ends[file - 1]};
-  }
-
   // Returns these samples in one tensor for each column; those of one sample
   // without a first dimension if `is_single`.
   torch::data::Example<> rows(c10::ArrayRef<size_t> indices,
@@ -176,7 +168,8 @@ struct SafetensorsRows {
     auto* data_to = static_cast<uint8_t*>(data_rows.mutable_data_ptr());
     auto* target_to = static_cast<uint8_t*>(target_rows.mutable_data_ptr());
     for (const size_t index : indices) {
-      const auto [file, row] = place(index);
+      const auto [file, row] =
+          place_in_parts(index, ends, "SafetensorsDataset");
       data_to = data.copy(file, row, data_to);
       if (target) target_to = target->copy(file, row, target_to);
     }

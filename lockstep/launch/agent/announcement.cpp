@@ -9,8 +9,6 @@
 #include <utility>
 
 #include "lockstep/base/packet_socket.h"
-#include "lockstep/worker/worker_call.h"
-#include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 
@@ -96,6 +94,26 @@ Announcement::State Announcement::look() {
     }
   }
   return State::none_free;
+}
+
+std::vector<int> announce_earlier(WorkerStoreLink& store, int attempt, int last,
+                                  const Deadline& deadline) {
+  std::vector<int> places;
+  // From the last one on, so that a rank that finds the first which it lacks
+  // finds the others, too.
+  for (int generation = last; generation > 0; --generation) {
+    const WorkerReply reply =
+        store.call({.operation = WorkerCall::Operation::compare_set,
+                    .key = generation_key(attempt, generation),
+                    .value = "a failure before the store was lost"},
+                   deadline);
+    if (reply.kind != WorkerReply::Kind::value) {
+      throw WorkerStoreLost("the workers' store takes no key: " + reply.text);
+    }
+    // The last announcement knows those before it.
+    if (places.empty()) places = generation_notice_of(reply.text).places;
+  }
+  return places;
 }
 
 }  // namespace lockstep::internal

@@ -3,10 +3,12 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/message_bytes.h"
 #include "lockstep/worker/healing_place.h"
 #include "lockstep/worker/worker_call.h"
+#include "lockstep/worker/worker_store_link.h"
 
 namespace lockstep::internal {
 
@@ -54,5 +56,15 @@ class Announcement {
   FileDescriptor socket_{};
   MessageBuffer input_{};
 };
+
+// Writes the notices of the generations from 1 to `last` that the workers'
+// store lacks, since it is not the one where they were announced: a rank that
+// has not taken all of them waits for the first that it has not. Agents of
+// other nodes may write the same or, if they do not know all of them, announce
+// one of these numbers; each is that of the agent whose call comes first.
+// Returns the places that such an announcement leaves; none if all are left.
+// Blocks until `deadline` at most. Throws WorkerStoreLost.
+std::vector<int> announce_earlier(WorkerStoreLink& store, int attempt, int last,
+                                  const Deadline& deadline);
 
 }  // namespace lockstep::internal

@@ -95,30 +95,32 @@ std::unique_ptr<WorkerStoreService> Attempt::serve_store() {
 int Attempt::take_lost_places() {
   generation_ = plan_.generation;
   if (plan_.lost_node.empty()) return generation_;
-  if (!store_) throw NotHealed(kNoStore, generation_);
-  const WorkerGroupOptions& workers = parts_.options.workers;
-  // The node may have been lost before, for the same reason.
-  const int last = look_for_generations();
-  const auto cannot = [last](const std::string& why) {
-    return NotHealed(why, last);
+  const auto not_healed = [this](const std::string& why) {
+    return NotHealed(why, generation_);
   };
-  GenerationNotice notice{.cause = plan_.lost_node, .places = places_};
-  for (int at = 0; at < workers.nproc_per_node; ++at) {
-    const int place = plan_.place.first_rank + at;
-    notice.lost.push_back(place);
-    if (!places_.empty() && !std::ranges::binary_search(places_, place)) {
-      throw cannot("a rank of the node was given up before");
-    }
-  }
+  if (!store_) throw not_healed(kNoStore);
+  const WorkerGroupOptions& workers = parts_.options.workers;
+  const auto deadline = Deadline::after(kLostNodeAllowance);
   try {
-    const auto deadline = Deadline::after(kLostNodeAllowance);
     WorkerStoreLink link(store_socket_, deadline);
-    if (link.check({training_ended_key(plan_.restarts_used)}, deadline)) {
-      throw cannot(kHasEnded);
+    places_ =
+        announce_earlier(link, plan_.restarts_used, generation_, deadline);
+    // The node may have been lost before, for the same reason.
+    read_generations();
+    GenerationNotice notice{.cause = plan_.lost_node, .places = places_};
+    for (int at = 0; at < workers.nproc_per_node; ++at) {
+      const int place = plan_.place.first_rank + at;
+      notice.lost.push_back(place);
+      if (!places_.empty() && !std::ranges::binary_search(places_, place)) {
+        throw not_healed("a rank of the node was given up before");
+      }
     }
-    Announcement announcement(store_socket_, plan_.restarts_used, last + 1,
-                              workers.max_restarts - plan_.restarts_used,
-                              std::move(notice));
+    if (link.check({training_ended_key(plan_.restarts_used)}, deadline)) {
+      throw not_healed(kHasEnded);
+    }
+    Announcement announcement(
+        store_socket_, plan_.restarts_used, generation_ + 1,
+        workers.max_restarts - plan_.restarts_used, std::move(notice));
     auto state = announcement.look();
     while (state == Announcement::State::asked && !deadline.expired()) {
       pollfd entry{announcement.fd(), POLLIN, 0};
@@ -129,11 +131,11 @@ int Attempt::take_lost_places() {
       places_ = announcement.notice().places;
       return announcement.generation();
     }
-    throw cannot(state == Announcement::State::none_free
-                     ? std::string(kNoneFree)
-                     : no_answer_within(kLostNodeAllowance));
+    throw not_healed(state == Announcement::State::none_free
+                         ? std::string(kNoneFree)
+                         : no_answer_within(kLostNodeAllowance));
   } catch (const WorkerStoreLost& error) {
-    throw cannot(error.what());
+    throw not_healed(error.what());
   }
 }
 
@@ -236,13 +238,14 @@ Attempt::Healing Attempt::heal() {
 }
 
 Attempt::Healing Attempt::heal_lost_nodes() {
-  if (!heal_) heal_.emplace(Heal{.until = Deadline::after(kHealAllowance)});
+  // The time for which a worker has waited to be replaced does not count.
+  if (!heal_ || heal_->nodes == 0) {
+    heal_.emplace(Heal{.until = Deadline::after(kHealAllowance)});
+  }
   if (heal_->announcement) return await_answer();
   if (heal_->announce_at && !heal_->announce_at->expired()) return {};
   heal_->nodes = lost_nodes_.size();
   heal_->shrinks = true;
-  heal_->kill_hung_at.reset();
-  heal_->failures.clear();
   std::string cause;
   std::vector<int> lost;
   for (const LostNode& node : lost_nodes_) {
@@ -272,8 +275,12 @@ Attempt::Healing Attempt::heal_failures() {
                        .kill_hung_at = Deadline::after(
                            parts_.options.failure_shutdown_timeout)});
   }
-  const bool late = heal_->until.expired();
   if (heal_->announcement) return await_answer();
+  if (!heal_->is_late && !heal_->announce_at && heal_->until.expired()) {
+    heal_->is_late = true;
+    heal_->until = Deadline::after(kHealAllowance);
+  }
+  const bool late = heal_->is_late;
   if (heal_->announce_at && heal_->announce_at->expired()) {
     heal_->announce_at.reset();
   }
@@ -288,9 +295,11 @@ Attempt::Healing Attempt::heal_failures() {
     return healing;
   }
   heal_->kill_hung_at.reset();
-  const auto count = std::min(failures.size(), static_cast<size_t>(places));
-  const bool none_waits =
-      count == 0 || parts_.standby->waiting() < static_cast<int>(count);
+  const auto waiting = static_cast<size_t>(
+      parts_.standby != nullptr ? parts_.standby->waiting() : 0);
+  auto count = std::min(failures.size(), static_cast<size_t>(places));
+  if (late && waiting > 0) count = std::min(count, waiting);
+  const bool none_waits = count == 0 || waiting < count;
   heal_->shrinks = shrinks && none_waits && (late || count == 0);
   if (!heal_->shrinks) failures.resize(count);
   for (const AlikeFailures& each : alike(failures)) {
@@ -369,7 +378,11 @@ Attempt::Healing Attempt::announce_again(const WorkerStoreLost& error) {
 }
 
 int Attempt::look_for_generations() {
-  if (!store_) return generation_;
+  if (store_) read_generations();
+  return generation();
+}
+
+void Attempt::read_generations() {
   try {
     const Deadline deadline = Deadline::after(kAnnounceAllowance);
     WorkerStoreLink link(store_socket_, deadline);
@@ -384,7 +397,6 @@ int Attempt::look_for_generations() {
   } catch (const WorkerStoreLost&) {
     // Then those count that this node knows.
   }
-  return generation();
 }
 
 Attempt::Healing Attempt::begin_generation() {
@@ -520,7 +532,8 @@ std::optional<Deadline> Attempt::due() const {
   } else if (!lost_nodes_.empty() && !(heal_ && heal_->announce_at)) {
     first = Deadline::after(milliseconds(0));
   } else if (heal_) {
-    first = earliest({heal_->until, heal_->kill_hung_at, heal_->announce_at});
+    first = heal_->announce_at ? heal_->announce_at
+                               : earliest({heal_->until, heal_->kill_hung_at});
   } else if (hangs_ && !suspended_) {
     first = Deadline::after(hangs_->most_wait());
   }

@@ -182,6 +182,10 @@ class Attempt : public Pollable {
   // How far the healing of a failure has come.
   struct Heal {
     Deadline until;  // when it is given up
+    // Fewer standby processes than are needed have come in time: those that
+    // wait are used; if none waits, the places are given up, if they may be.
+    // `until` is later then, as the announcement has time of its own.
+    bool is_late = false;
     // When workers that hang, and have not ended by SIGABRT, are killed.
     std::optional<Deadline> kill_hung_at{};
     std::optional<Deadline> announce_at{};  // again; nothing if now
@@ -206,8 +210,12 @@ class Attempt : public Pollable {
   // Begins to serve the workers a store, if they get one.
   std::unique_ptr<WorkerStoreService> serve_store();
   // If the plan has a lost node, announces a generation in which the workers
-  // take its places. Returns the last generation.
+  // take its places, after those that the workers' store lacks. Returns the
+  // last generation.
   int take_lost_places();
+  // Sets generation_ and places_ to those of the last one in the workers' store
+  // that follows generation_; for kAnnounceAllowance at most.
+  void read_generations();
   // Tells the workers of all nodes that one of this node has left its training,
   // so that they do not wait for it.
   void tell_of_ended_training();

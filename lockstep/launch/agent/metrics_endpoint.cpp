@@ -19,6 +19,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/endpoint.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/shown_text.h"
 #include "lockstep/base/system_file.h"
 #include "lockstep/launch/nodes/job_secret.h"
@@ -73,16 +74,6 @@ std::string_view token_of(std::string_view request) {
   return {};
 }
 
-// Compares in a time that does not tell how many characters are right.
-bool is_token(std::string_view given, std::string_view wanted) {
-  if (given.size() != wanted.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    difference |= static_cast<unsigned char>(given[i] ^ wanted[i]);
-  }
-  return difference == 0;
-}
-
 std::string answer_to(std::string_view request, const std::string& token,
                       const MetricsEndpoint::Metrics& metrics) {
   constexpr const char* kText = "text/plain; charset=utf-8";
@@ -101,7 +92,7 @@ std::string answer_to(std::string_view request, const std::string& token,
     return response_of("405 Method Not Allowed", kText,
                        "only GET and HEAD are known\n", true);
   }
-  if (!token.empty() && !is_token(token_of(request), token)) {
+  if (!token.empty() && !is_same_secret(token_of(request), token)) {
     return response_of("401 Unauthorized", kText,
                        "the token of the job's secret is missing or wrong\n",
                        !head, "WWW-Authenticate: Bearer\r\n");

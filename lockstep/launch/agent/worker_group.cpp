@@ -558,7 +558,8 @@ std::vector<WorkerStatus> WorkerGroup::statuses() const {
     status.local_rank = static_cast<int>(at);
     status.rank = is_own(at) ? rank_of(at) : -1;
     status.pid = process.pid();
-    if (process.ended()) {
+    // A kept worker's process is with the standby pool.
+    if (process.ended() && workers_[at].stage != Worker::Stage::kept) {
       status.exit_code = process.exit_code();
       status.signal = process.ending_signal();
     }
@@ -682,6 +683,8 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
       failure.error = read_error_file(worker.error_file);
       failure.was_stopped = worker.was_stopped;
       if (failure.signal == SIGKILL && !worker.was_stopped) {
+        // That another rank had ended before says nothing about this end.
+        if (failure.error.kind == FailureKind::echo) failure.error = {};
         name_oom_killer(failure, oom_kills() - oom_kills_before_);
       }
       if (const auto found = named.find(failure.rank);

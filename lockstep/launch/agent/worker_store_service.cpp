@@ -115,8 +115,7 @@ void WorkerStoreService::accept_new() {
   if (!listener_) return;
   try {
     while (FileDescriptor socket = accept_from(listener_)) {
-      const uid_t user = user_of_peer(socket);
-      if (user != geteuid() && user != 0) continue;
+      if (!is_own_or_roots(socket)) continue;
       auto client = std::make_unique<Client>();
       client->id = next_id_++;
       client->socket = std::move(socket);

@@ -878,7 +878,7 @@ void JobMember::depart(NodeProtocol& protocol, bool hosted) {
   while (hosted && !may_end() && !deadline.expired() && !ends_anyway_) {
     note_progress();
     protocol.beat(Clock::now());
-    if (auto notice = protocol.take_notice()) post(Notice{*notice});
+    while (auto notice = protocol.take_notice()) post(Notice{*notice});
     if (all_must_know && !told && deadline.elapsed() > kLongDeparture) {
       told = true;
       post(Notice{"waiting until " + protocol.name_of_those_left() +

@@ -566,14 +566,22 @@ void NodeProtocol::report_healing() {
 }
 
 void NodeProtocol::report_given_up() {
-  // First this: its workers must not count as having ended well.
   store_.set(round_key(round_, given_up_leaf(node_rank_)), "1");
-  report_success();
 }
 
 void NodeProtocol::report_success() {
-  if (store_.add(round_key(round_, "succeeded"), 1) ==
-      static_cast<int64_t>(members_.size())) {
+  store_.add(round_key(round_, "succeeded"), 1);
+  propose_success();
+}
+
+// Ends the round if the workers of every node have ended well or were given up.
+void NodeProtocol::propose_success() {
+  if (!plan_given_) return;
+  auto done = store_.add(round_key(round_, "succeeded"), 0);
+  // Only one node asks about each of the others, so that the cost of that does
+  // not grow with the square of their number.
+  if (done > 0 && self_.shrinks && self_.hosts_store) done += count_given_up();
+  if (done >= static_cast<int64_t>(members_.size())) {
     propose(round_, Verdict{});
   }
 }
@@ -619,12 +627,9 @@ void NodeProtocol::propose(int round, const Verdict& verdict) {
 
 std::optional<Verdict> NodeProtocol::take_verdict() {
   if (verdict_given_) return std::nullopt;
-  if (plan_given_ && store_.add(round_key(round_, "succeeded"), 0) ==
-                         static_cast<int64_t>(members_.size())) {
-    // The success is also written as the verdict: a node that gets a signal now
-    // must not end in another way.
-    propose(round_, Verdict{});
-  }
+  // A success is also written as the verdict: a node that gets a signal now
+  // must not end in another way.
+  propose_success();
   const std::string where = round_key(round_, "verdict");
   const auto text = store_.get(where);
   if (!text) return std::nullopt;
@@ -699,7 +704,7 @@ bool NodeProtocol::others_have_departed() {
     }
   }
   // A node that declined without joining has no rank and is not waited for.
-  return joined == 0 && spares() == 0 &&
+  return joined == 0 && spares().empty() &&
          (!declined_ || departed >= job_nnodes_ - 1);
 }
 

@@ -256,7 +256,8 @@ class NodeProtocol {
   // healed, also if what only some ranks have is lost.
   void report_healing();
   // Reports that every worker of this node has returned 0; or that all were
-  // given up, so that the round does not wait for this node.
+  // given up, so that the round does not wait for this node. The round succeeds
+  // once one of them holds for each node, and the first for some.
   void report_success();
   void report_given_up();
   // Asks all nodes to find out which of their workers was failing first: a
@@ -362,9 +363,11 @@ class NodeProtocol {
   void wait_as_spare();
   void wait_for_members();
   void remove_spare_key();
-  int spares();  // those that wait
+  std::set<std::string> spares();  // the connections of those that wait
   int free_spares();
   bool was_given_up(int node_rank);
+  int64_t count_given_up();
+  void propose_success();
   bool may_go_on_without(int node_rank, std::string& text);
   void go_on_without(int node_rank, const std::string& text);
   std::vector<int> places_of(int node_rank) const;

@@ -19,25 +19,32 @@ using std::chrono::milliseconds;
 
 }  // namespace
 
-int NodeProtocol::spares() {
+std::set<std::string> NodeProtocol::spares() {
   const int64_t numbers = store_.add(kSparesKey, 0);
-  if (numbers == 0 || !accepted_) return 0;
+  if (numbers == 0 || !accepted_) return {};
   const auto accepted = accepted_();
-  int count = 0;
+  std::set<std::string> waiting;
   for (int64_t number = 0; number < numbers; ++number) {
     const auto connection =
         store_.get(kStorePrefix + "spare/" + std::to_string(number));
-    count += connection && accepted.contains(*connection);
+    if (connection && accepted.contains(*connection)) {
+      waiting.insert(*connection);
+    }
   }
-  return count;
+  return waiting;
 }
 
 // Returns how many of the spare nodes that wait are not to take the place of a
 // node that is lost already.
 int NodeProtocol::free_spares() {
-  int count = spares();
+  const auto waiting = spares();
+  auto count = static_cast<int>(waiting.size());
   for (const auto& [rank, lost] : lost_) {
-    count -= !store_.check(node_key("node", rank));
+    const std::string where = node_key("node", rank);
+    const auto node = store_.get(where);
+    // A spare node takes the rank before it ceases to wait. Our own store, the
+    // only one of jobs that heal, knows a connection by the agent's id.
+    count -= !node || waiting.contains(StoreRecord(where, *node).text("id"));
   }
   return count;
 }
@@ -262,13 +269,11 @@ bool NodeProtocol::may_go_on_without(int node_rank, std::string& text) {
         "or has state that no other rank has";
     return false;
   }
-  const auto given_up = std::ranges::count_if(
-      members_, [&](int rank) { return was_given_up(rank); });
-  if (store_.add(round_key(round_, "succeeded"), 0) > given_up) {
+  if (store_.add(round_key(round_, "succeeded"), 0) > 0) {
     text += "; this is not healed: the workers of a node have ended";
     return false;
   }
-  if (given_up + !was_given_up(node_rank) ==
+  if (count_given_up() + !was_given_up(node_rank) ==
       static_cast<int64_t>(members_.size())) {
     text += "; this is not healed: no rank is left";
     return false;
@@ -279,6 +284,11 @@ bool NodeProtocol::may_go_on_without(int node_rank, std::string& text) {
 // Whether the round goes on without all workers of this node.
 bool NodeProtocol::was_given_up(int node_rank) {
   return store_.check(round_key(round_, given_up_leaf(node_rank)));
+}
+
+int64_t NodeProtocol::count_given_up() {
+  return std::ranges::count_if(members_,
+                               [this](int rank) { return was_given_up(rank); });
 }
 
 std::optional<std::string> NodeProtocol::loss_of(
@@ -368,7 +378,6 @@ void NodeProtocol::go_on_without(int node_rank, const std::string& text) {
   forget(node_rank);
   if (was_given_up(node_rank)) return;
   store_.set(round_key(round_, given_up_leaf(node_rank)), "1");
-  store_.add(round_key(round_, "succeeded"), 1);
   lost_nodes_.push_back({text, places_of(node_rank)});
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,9 @@ constexpr size_t kConsoleBacklog = 256 * 1024;
 constexpr size_t kLastLine = 2000;
 // How long a part of a line waits for the rest.
 constexpr std::chrono::milliseconds kPartWaits{300};
+// How long a terminal may take for the rest of a line before a message of the
+// launcher.
+constexpr std::chrono::milliseconds kLineAllowance{100};
 
 // Returns false, with errno set, if not all was written.
 bool write_file(int fd, std::string_view bytes) {
@@ -35,10 +39,17 @@ bool writable_now(int fd) {
   return poll(&entry, 1, 0) == 1;
 }
 
+bool is_one_file(int first_fd, int second_fd) {
+  struct stat first {};
+  struct stat second {};
+  return ::fstat(first_fd, &first) == 0 && ::fstat(second_fd, &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
 // Returns how much of `bytes` to write at once. A pipe that poll() reports as
 // writable takes PIPE_BUF bytes without blocking and without mixing them with
-// another writer's. So this is at most PIPE_BUF, and ends after a whole line if
-// one fits.
+// another process's. So this is at most PIPE_BUF, and ends after a whole line
+// if one fits.
 size_t chunk_size(std::string_view bytes) {
   if (bytes.size() <= PIPE_BUF) return bytes.size();
   const size_t newline = bytes.rfind('\n', PIPE_BUF - 1);
@@ -47,10 +58,16 @@ size_t chunk_size(std::string_view bytes) {
 
 }  // namespace
 
+OutputMux::Sink::Sink(const char* sink_name, int console_fd)
+    : name(sink_name),
+      terminal(open_terminal_of(console_fd)),
+      fd(terminal ? terminal.get() : console_fd) {}
+
 OutputMux::OutputMux(Notice notice, int stdout_fd, int stderr_fd)
     : notice_(std::move(notice)),
-      out_{"stdout", stdout_fd},
-      err_{"stderr", stderr_fd} {}
+      out_("stdout", stdout_fd),
+      err_("stderr", stderr_fd),
+      is_one_file_(is_one_file(stdout_fd, stderr_fd)) {}
 
 FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
                                      LogFile log_file,
@@ -77,9 +94,7 @@ FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
 void OutputMux::duplicate_lines(Console console,
                                 std::vector<std::string> filters,
                                 LogFile log_file) {
-  Sink* sink = sink_of(console);
-  sink->filters = std::move(filters);
-  sink->duplicates = {std::move(log_file)};
+  duplicates_of(console) = {std::move(filters), {std::move(log_file)}};
 }
 
 OutputMux::Sink* OutputMux::sink_of(Console console) {
@@ -88,7 +103,7 @@ OutputMux::Sink* OutputMux::sink_of(Console console) {
 
 const OutputMux::Sink* OutputMux::sink_of(Console console) const {
   if (console == Console::none) return nullptr;
-  return console == Console::out ? &out_ : &err_;
+  return console == Console::out || is_one_file_ ? &out_ : &err_;
 }
 
 bool OutputMux::wants_input(const Stream& stream) const {
@@ -135,6 +150,7 @@ void OutputMux::show_due_parts() {
 }
 
 void OutputMux::end_open_line() {
+  for (Sink* sink : {&out_, &err_}) finish_line(*sink);
   if (open_id_ == 0) return;
   open_id_ = 0;
   if (open_sink_->closed) return;
@@ -155,7 +171,10 @@ void OutputMux::read_stream(Stream& stream) {
 void OutputMux::take(Stream& stream, std::string_view bytes) {
   write_log(stream.log, bytes);
   Sink* sink = sink_of(stream.console);
-  if (sink == nullptr || (sink->closed && sink->filters.empty())) return;
+  if (sink == nullptr ||
+      (sink->closed && duplicates_of(stream.console).filters.empty())) {
+    return;
+  }
   while (!bytes.empty()) {
     const size_t end = bytes.find_first_of("\n\r");
     const std::string_view part = bytes.substr(0, end);
@@ -185,10 +204,11 @@ void OutputMux::take(Stream& stream, std::string_view bytes) {
 
 // Delivers the line that the stream has collected, and begins the next one.
 void OutputMux::take_line(Stream& stream, Sink& sink) {
-  if (std::ranges::any_of(sink.filters, [&](const std::string& text) {
+  Duplicates& duplicates = duplicates_of(stream.console);
+  if (std::ranges::any_of(duplicates.filters, [&](const std::string& text) {
         return stream.partial_line.find(text) != std::string::npos;
       })) {
-    write_log(sink.duplicates, stream.prefix + stream.partial_line + '\n');
+    write_log(duplicates.log, stream.prefix + stream.partial_line + '\n');
   }
   const bool is_open = open_id_ == stream.id;
   if (is_open || stream.shown == 0 ||
@@ -240,18 +260,7 @@ void OutputMux::end_stream(Stream& stream) {
 
 void OutputMux::write_sink(Sink& sink) {
   while (sink.size() > 0 && writable_now(sink.fd)) {
-    const std::string_view rest =
-        std::string_view(sink.pending).substr(sink.written);
-    const ssize_t count = write(sink.fd, rest.data(), chunk_size(rest));
-    if (count > 0) {
-      sink.written += static_cast<size_t>(count);
-    } else if (errno == EAGAIN) {
-      break;
-    } else if (errno == EPIPE) {
-      close_sink(sink);
-    } else if (errno != EINTR) {
-      drop_pending(sink, errno);
-    }
+    if (!write_once(sink, chunk_size(sink.rest()))) break;
   }
   if (sink.size() == 0) {
     sink.pending.clear();
@@ -259,6 +268,35 @@ void OutputMux::write_sink(Sink& sink) {
   } else if (sink.written > kConsoleBacklog) {
     sink.pending.erase(0, sink.written);
     sink.written = 0;
+  }
+}
+
+// Writes `count` bytes or fewer. Returns whether the sink takes bytes now.
+bool OutputMux::write_once(Sink& sink, size_t count) {
+  const ssize_t written = write(sink.fd, sink.rest().data(), count);
+  if (written > 0) {
+    sink.written += static_cast<size_t>(written);
+  } else if (errno == EAGAIN) {
+    return false;
+  } else if (errno == EPIPE) {
+    close_sink(sink);
+  } else if (errno != EINTR) {
+    drop_pending(sink, errno);
+  }
+  return true;
+}
+
+// Writes the rest of a line of which a part is written: a terminal takes as
+// much as fits.
+void OutputMux::finish_line(Sink& sink) {
+  const auto deadline = Deadline::after(kLineAllowance);
+  while (sink.written > 0 && sink.size() > 0 &&
+         sink.pending[sink.written - 1] != '\n') {
+    pollfd entry{sink.fd, POLLOUT, 0};
+    const auto left = static_cast<int>(deadline.remaining().count());
+    if (poll(&entry, 1, left) != 1) return;
+    const size_t line = std::min(sink.rest().find('\n'), sink.size() - 1) + 1;
+    write_once(sink, std::min<size_t>(line, PIPE_BUF));
   }
 }
 

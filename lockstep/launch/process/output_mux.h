@@ -26,13 +26,14 @@ namespace lockstep::internal {
 // comes before, to the same console or the other one. Then the line that is not
 // complete ends, and its rest is a line of its own.
 //
-// It never blocks: it reads and writes only what poll() reports as ready. If
-// the console reads slowly, the workers wait, through their pipes, once 256 KiB
-// are pending. When the reader of the console is gone, the pipes of the streams
-// without a file are closed, so that the workers get SIGPIPE as if they wrote
-// to the console. If a console or a log file cannot take output for another
-// reason, such as a full disk, that output is dropped and the workers go on; a
-// notice says so once for each.
+// It reads and writes only what poll() reports as ready, and so never waits for
+// a pipe or for a terminal, unless this process may not open that terminal
+// (open_terminal_of()). If the console reads slowly, the workers wait, through
+// their pipes, once 256 KiB are pending. When the reader of the console is
+// gone, the pipes of the streams without a file are closed, so that the workers
+// get SIGPIPE as if they wrote to the console. If a console or a log file
+// cannot take output for another reason, such as a full disk, that output is
+// dropped and the workers go on; a notice says so once for each.
 //
 // For one thread. Requires SIGPIPE blocked or ignored.
 class OutputMux : public Pollable {
@@ -41,7 +42,9 @@ class OutputMux : public Pollable {
   using Notice = std::function<void(const std::string& text)>;
 
   // `stdout_fd` and `stderr_fd` are the console's descriptors, which are not
-  // owned; only tests pass others than 1 and 2.
+  // owned; only tests pass others than 1 and 2. If both are the same file, as
+  // after 2>&1, everything is written to `stdout_fd`: a long line takes several
+  // writes, between which nothing else may come.
   explicit OutputMux(Notice notice, int stdout_fd = 1, int stderr_fd = 2);
 
   // `fd` is empty if there is no log file.
@@ -106,17 +109,30 @@ class OutputMux : public Pollable {
     size_t id = 0;
   };
   struct Sink {
+    Sink(const char* sink_name, int console_fd);
     const char* name;
-    int fd;
-    std::string pending{};  // `written` bytes are out
+    FileDescriptor terminal;  // if it is one
+    int fd;                   // that of `terminal`, or the console's own
+    std::string pending{};    // `written` bytes are out
     size_t written = 0;
     bool closed = false;
     bool has_dropped = false;
-    std::vector<std::string> filters{};
-    Log duplicates{};
     size_t size() const { return pending.size() - written; }
+    std::string_view rest() const {
+      return std::string_view(pending).substr(written);
+    }
   };
 
+  // The lines of a console that go into a file, too.
+  struct Duplicates {
+    std::vector<std::string> filters{};
+    Log log{};
+  };
+
+  Duplicates& duplicates_of(Console console) {
+    return console == Console::out ? out_duplicates_ : err_duplicates_;
+  }
+  // Returns null for Console::none.
   Sink* sink_of(Console console);
   const Sink* sink_of(Console console) const;
   bool wants_input(const Stream& stream) const;
@@ -128,6 +144,8 @@ class OutputMux : public Pollable {
   void write_log(Log& log, std::string_view bytes);
   void end_stream(Stream& stream);
   void write_sink(Sink& sink);
+  bool write_once(Sink& sink, size_t count);
+  void finish_line(Sink& sink);
   void drop_pending(Sink& sink, int error);
   void close_sink(Sink& sink);
 
@@ -139,6 +157,9 @@ class OutputMux : public Pollable {
   Sink* open_sink_ = nullptr;  // where
   Sink out_;
   Sink err_;
+  bool is_one_file_;  // then err_ has no lines
+  Duplicates out_duplicates_{};
+  Duplicates err_duplicates_{};
 };
 
 }  // namespace lockstep::internal

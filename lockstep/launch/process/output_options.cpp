@@ -11,11 +11,12 @@ namespace {
 
 constexpr int kHighestRank = 4095;
 
-std::vector<std::string_view> split_at_commas(std::string_view text) {
-  std::vector<std::string_view> items;
+// Returns the items without the white space around them.
+std::vector<std::string> split_at_commas(std::string_view text) {
+  std::vector<std::string> items;
   while (true) {
     const size_t comma = text.find(',');
-    items.push_back(text.substr(0, comma));
+    items.push_back(stripped(text.substr(0, comma)));
     if (comma == std::string_view::npos) return items;
     text.remove_prefix(comma + 1);
   }
@@ -39,15 +40,15 @@ void replace_all(std::string& text, std::string_view what,
 StreamSelection StreamSelection::parse(std::string_view option,
                                        std::string_view text) {
   StreamSelection selection;
-  if (auto all = stream_set(text)) {
+  if (auto all = stream_set(stripped(text))) {
     selection.everywhere_ = *all;
     return selection;
   }
-  for (const std::string_view item : split_at_commas(text)) {
+  for (const std::string& item : split_at_commas(text)) {
     const size_t colon = item.find(':');
-    const auto streams = colon == std::string_view::npos
+    const auto streams = colon == std::string::npos
                              ? std::nullopt
-                             : stream_set(item.substr(colon + 1));
+                             : stream_set(stripped(item.substr(colon + 1)));
     if (!streams) {
       throw std::invalid_argument(
           std::string(option) + " is \"" + std::string(text) +
@@ -55,7 +56,7 @@ StreamSelection StreamSelection::parse(std::string_view option,
           "such a number for some local ranks: 0:3,1:2");
     }
     const int rank = static_cast<int>(
-        parse_int(option, item.substr(0, colon), 0, kHighestRank));
+        parse_int(option, stripped(item.substr(0, colon)), 0, kHighestRank));
     selection.by_rank_[rank] = *streams;
   }
   return selection;
@@ -80,7 +81,7 @@ int StreamSelection::highest_rank() const {
 std::set<int> parse_local_ranks(std::string_view option,
                                 std::string_view text) {
   std::set<int> ranks;
-  for (const std::string_view item : split_at_commas(text)) {
+  for (const std::string& item : split_at_commas(text)) {
     ranks.insert(static_cast<int>(parse_int(option, item, 0, kHighestRank)));
   }
   return ranks;

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <optional>
@@ -21,6 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kInterruptAllowance{15000};
+// How often an agent that outlives SIGKILL is looked after.
+constexpr milliseconds kAfterKill{100};
 
 sigset_t forwarded_signals(const std::set<int>& ending_signals) {
   sigset_t set;
@@ -75,9 +78,12 @@ class Guardian {
   GuardedEnd watch() {
     while (!agent_.ended()) {
       pollfd entry{signals_.get(), POLLIN, 0};
+      // One in uninterruptible sleep outlives SIGKILL, and so do its workers.
       const int timeout =
-          kill_agent_at_ ? static_cast<int>(kill_agent_at_->remaining().count())
-                         : -1;
+          kill_agent_at_
+              ? static_cast<int>(
+                    std::max(kill_agent_at_->remaining(), kAfterKill).count())
+              : -1;
       poll(&entry, 1, timeout);
       if (kill_agent_at_ && kill_agent_at_->expired()) agent_.signal(SIGKILL);
       take_signals();

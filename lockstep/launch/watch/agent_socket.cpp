@@ -108,9 +108,9 @@ bool AgentSocket::send_rest(Asker& asker, int descriptor) {
 void AgentSocket::accept_new() {
   try {
     while (FileDescriptor socket = accept_from(listener_)) {
-      const uid_t user = user_of_peer(socket);
+      if (!is_own_or_roots(socket)) continue;
       Asker asker{std::move(socket)};
-      if ((user != geteuid() && user != 0) || serve(asker)) continue;
+      if (serve(asker)) continue;
       if (askers_.size() == kMostAskers) askers_.erase(askers_.begin());
       askers_.push_back(std::move(asker));
     }

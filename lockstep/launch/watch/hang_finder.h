@@ -33,7 +33,9 @@ struct HungWorker {
 // or by touching its progress file. Before a worker is said to hang, all are
 // asked for their stacks, which also shows whether they still stand.
 //
-// For one thread; never blocks.
+// For one thread. Does not wait for a worker. But look() returns workers that
+// hang only after it has named the source lines of their stacks, which takes
+// some seconds at most (explain(), source_finder.h).
 class HangFinder {
  public:
   // The file in a worker's directory that it touches.

@@ -73,7 +73,8 @@ std::optional<std::chrono::system_clock::time_point> time_of(
         std::chrono::duration_cast<system_clock::duration>(
             std::chrono::nanoseconds(*count)));
   }
-  constexpr int64_t kLatest = 100'000'000'000;  // the year 5138
+  // The year 2255: system_clock counts nanoseconds.
+  constexpr int64_t kLatest = 9'000'000'000;
   if (const auto count = count_of(text_of(extra, "timestamp"));
       count && *count < kLatest) {
     return system_clock::time_point(std::chrono::seconds(*count + 1));

@@ -4,6 +4,7 @@
 #include <numbers>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "lockstep/optim/lr_scheduler/scheduler_rule.h"
 
@@ -83,6 +84,7 @@ class CosineAnnealingWarmRestartsRule final : public FormulaRule {
 
   void step() override {
     adopt_groups();
+    const auto before = std::tuple(last_epoch_, t_cur_, t_i_);
     if (last_epoch_ < 0) {
       last_epoch_ = 0;
       t_cur_ = 0;
@@ -96,7 +98,12 @@ class CosineAnnealingWarmRestartsRule final : public FormulaRule {
                                                    : t_i_ * t_mult_;
       }
     }
-    set(get_lr());
+    try {
+      set(get_lr());
+    } catch (...) {
+      std::tie(last_epoch_, t_cur_, t_i_) = before;
+      throw;
+    }
   }
 
  private:

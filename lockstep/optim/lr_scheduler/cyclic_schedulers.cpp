@@ -99,12 +99,11 @@ class CyclicRule final : public FormulaRule {
     if (options_.cycle_momentum) {
       set_next(base_momentums_, group, ends.base_momentum);
       set_next(max_momentums_, group, ends.max_momentum);
-      groups_->set_momentum(group, ends.max_momentum);
       groups_->values(group)["max_momentum"] = ends.max_momentum;
       groups_->values(group)["base_momentum"] = ends.base_momentum;
     }
     set_next(max_lrs_, group, ends.max_lr);
-    groups_->set_lr(group, ends.base_lr);
+    groups_->values(group).try_emplace("initial_lr", ends.base_lr);
   }
 
   double base_lr_of(size_t group) override {
@@ -139,13 +138,14 @@ class CyclicRule final : public FormulaRule {
                               : (place - 1) / (step_ratio_ - 1);
     const double factor = scale(cycle);
     std::vector<double> rates;
+    momenta_.clear();
     for (size_t group = 0; group < groups_->size(); ++group) {
       const double base = base_lrs_[group];
       rates.push_back(base + (max_lrs_[group] - base) * height * factor);
       if (!options_.cycle_momentum) continue;
       const double high = max_momentums_[group];
-      groups_->set_momentum(
-          group, high - (high - base_momentums_[group]) * height * factor);
+      momenta_.push_back(high -
+                         (high - base_momentums_[group]) * height * factor);
     }
     return rates;
   }
@@ -263,7 +263,6 @@ class OneCycleRule final : public FormulaRule {
     if (!options_.cycle_momentum) return;
     values["max_momentum"] = peaks.max_momentum;
     values["base_momentum"] = peaks.base_momentum;
-    groups_->set_momentum(group, peaks.max_momentum);
   }
 
   double anneal(double from, double to, double part) const {
@@ -295,14 +294,15 @@ class OneCycleRule final : public FormulaRule {
     }
     const double part = (step - begin) / (phase.end_step - begin);
     std::vector<double> rates;
+    momenta_.clear();
     for (size_t group = 0; group < groups_->size(); ++group) {
       const auto value = [&](const std::string& name) {
         return groups_->value(group, name);
       };
       rates.push_back(anneal(value(phase.start_lr), value(phase.end_lr), part));
       if (options_.cycle_momentum) {
-        groups_->set_momentum(group, anneal(value(phase.start_momentum),
-                                            value(phase.end_momentum), part));
+        momenta_.push_back(anneal(value(phase.start_momentum),
+                                  value(phase.end_momentum), part));
       }
     }
     return rates;

@@ -72,6 +72,9 @@ void FormulaRule::set(const std::vector<double>& rates) {
   for (size_t group = 0; group < rates.size(); ++group) {
     groups_->set_lr(group, rates[group]);
   }
+  for (size_t group = 0; group < momenta_.size(); ++group) {
+    groups_->set_momentum(group, momenta_[group]);
+  }
   last_lr_ = groups_->lrs();
 }
 
@@ -97,8 +100,13 @@ void FormulaRule::initial_step() {
 
 void FormulaRule::begin() {
   adopt_groups();
-  last_epoch_ = 0;
-  set(first_lr());
+  const int64_t before = std::exchange(last_epoch_, 0);
+  try {
+    set(first_lr());
+  } catch (...) {
+    last_epoch_ = before;
+    throw;
+  }
 }
 
 void FormulaRule::list_state(StateFields& fields) {

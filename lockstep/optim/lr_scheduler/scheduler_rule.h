@@ -122,6 +122,9 @@ class FormulaRule : public SchedulerRule {
   void adopt_groups();
 
   std::vector<double> base_lrs_;  // the initial rates
+  // The groups' momenta that get_lr() has found, which set() sets together with
+  // the rates; empty if they are not cycled.
+  std::vector<double> momenta_;
   int64_t step_count_ = 0;
   bool is_initial_ = false;  // within initial_step()
 };

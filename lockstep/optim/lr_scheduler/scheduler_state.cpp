@@ -77,18 +77,6 @@ const StateTree::List& list_in(const StateTree& value, const char* scheduler,
   refuse_state(scheduler, name + " is not a list");
 }
 
-void StateFields::add(const char* name, bool& place) {
-  add(
-      name, [&place] { return StateTree(place); },
-      [scheduler = scheduler_, name, &place](const StateTree& value) {
-        const auto* flag = value.as<bool>();
-        if (!flag) {
-          refuse_state(scheduler, std::string(name) + " is not a bool");
-        }
-        return store(place, *flag);
-      });
-}
-
 void StateFields::add(const char* name, double& place) {
   add(
       name, [&place] { return StateTree(place); },

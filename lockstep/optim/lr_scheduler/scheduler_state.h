@@ -37,7 +37,6 @@ class StateFields {
 
   explicit StateFields(const char* scheduler) : scheduler_(scheduler) {}
 
-  void add(const char* name, bool& place);
   void add(const char* name, double& place);
   void add(const char* name, std::optional<double>& place);
   // Refuses values below `least`.

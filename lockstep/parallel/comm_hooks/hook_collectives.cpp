@@ -64,6 +64,16 @@ CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   return all_reduce_then(tensor, group, [tensor] { return tensor; });
 }
 
+CommFuture after_success(const CommFuture& future, std::function<void()> done) {
+  return future->then(
+      [done = std::move(done)](c10::ivalue::Future& ended) -> c10::IValue {
+        if (ended.hasError()) std::rethrow_exception(ended.exception_ptr());
+        done();
+        return ended.value();
+      },
+      future->elementType());
+}
+
 void require_real(const GradBucket& bucket, const char* hook) {
   const auto dtype = bucket.buffer().scalar_type();
   if (!c10::isComplexType(dtype)) return;

@@ -33,6 +33,11 @@ CommFuture all_gather_then(const at::Tensor& output, const at::Tensor& input,
 // it sums, so that 16-bit dtypes do not overflow in the sum.
 CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group);
 
+// Returns a future with the value of `future`. `done` runs before it completes,
+// where `then` does, unless `future` has failed: hooks count steps there, so
+// that ranks which lose a step in different buckets count alike.
+CommFuture after_success(const CommFuture& future, std::function<void()> done);
+
 // Throws std::invalid_argument if the bucket's gradients are complex, for hooks
 // that compress real numbers only. `hook`: the name of its function. Internal
 // to comm_hooks.

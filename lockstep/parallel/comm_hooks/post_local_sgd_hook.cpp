@@ -60,8 +60,9 @@ CommHook post_local_sgd_hook(std::shared_ptr<PostLocalSGDState> state) {
     at::NoGradGuard no_grad;
     const auto& options = state->options;
     if (state->iter < options.start_local_sgd_iter) {
-      if (bucket.is_last()) ++state->iter;
-      return internal::average(bucket.buffer(), options.process_group);
+      auto averaged = internal::average(bucket.buffer(), options.process_group);
+      if (!bucket.is_last()) return averaged;
+      return internal::after_success(averaged, [state] { ++state->iter; });
     }
     if (!options.post_local_gradient_allreduce) {
       return completed_future(bucket.buffer());

@@ -111,11 +111,6 @@ constexpr std::pair<const char*, int64_t PowerSGDState::*> kCounts[] = {
      &PowerSGDState::total_numel_after_compression},
     {"next_stats_report", &PowerSGDState::next_stats_report}};
 
-// Called once for each bucket of a step.
-void count_step(PowerSGDState& state, const GradBucket& bucket) {
-  if (bucket.is_last()) ++state.iter;
-}
-
 void report_stats(PowerSGDState& state, const GradBucket& bucket) {
   if (!bucket.is_last() || state.iter < state.next_stats_report) return;
   state.next_stats_report =
@@ -488,8 +483,8 @@ CommHook after_first_steps(const char* name,
         state->iter < state->options.start_power_sgd_iter
             ? internal::average(bucket.buffer(), state->options.process_group)
             : compress(*state, bucket);
-    count_step(*state, bucket);
-    return future;
+    if (!bucket.is_last()) return future;
+    return internal::after_success(future, [state] { ++state->iter; });
   };
 }
 

@@ -31,7 +31,6 @@ enum class ReplicaMemory {
 // parameter, for which .grad, hooks and accumulation work as for any other use.
 // The node keeps nothing of a forward, so several forwards may come before
 // their backward passes, and higher derivatives go through it.
-// before their backward passes, and higher derivatives go through it.
 //
 // The node runs after all others that are ready. On CPU devices, where one
 // thread runs backward, gradients are therefore added in the same order

@@ -2,6 +2,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -349,14 +350,33 @@ const BackwardTracker::Range* BackwardTracker::range_of(
              : nullptr;
 }
 
-// LibTorch omits the root from the nodes of a graph that has one.
-BackwardTracker::Kind BackwardTracker::kind_by_nodes() const {
+// Returns whether the node may be a cast that Autocast keeps: of a leaf, to a
+// lower precision. The first forward under a guard makes it, of the wrapper or
+// of the plain module, and the others use it, so it does not tell through which
+// of them a backward goes. Autocast keeps no cast that forward returns.
+bool BackwardTracker::is_kept_cast(const torch::autograd::Node& node) {
+  if (node.num_outputs() != 1) return false;
+  const auto& next = node.next_edge(0).function;
+  return next && next->sequence_nr() == kNoSequenceNumber &&
+         node.name() == "ToCopyBackward0" &&
+         c10::isReducedFloatingType(
+             node.input_metadata(0).dtype().toScalarType()) &&
+         std::ranges::none_of(node.pre_hooks(), [](const auto& hook) {
+           return dynamic_cast<const ResultHook*>(hook.get()) != nullptr;
+         });
+}
+
+// LibTorch omits the root from the nodes of a graph that has one. `announced`:
+// a forward under no_sync has made a part of the graph, maybe the root.
+BackwardTracker::Kind BackwardTracker::kind_by_nodes(bool announced) const {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  auto kind = Kind::foreign;
+  auto kind = announced ? Kind::local : Kind::foreign;
   size_t numbered = 0;
   size_t forgotten = 0;
   for (const auto* node : *nodes) {
-    if (node->sequence_nr() == kNoSequenceNumber) continue;
+    if (node->sequence_nr() == kNoSequenceNumber || is_kept_cast(*node)) {
+      continue;
+    }
     ++numbered;
     if (const auto* range = range_of(*node)) {
       if (range->synchronizes) return Kind::averages;
@@ -499,8 +519,7 @@ void BackwardTracker::on_result(bool synchronizes) {
   if (task == nullptr) {
     auto kind = Kind::observes;
     if (accumulates_here()) {
-      kind = synchronizes ? Kind::averages : kind_by_nodes();
-      if (kind == Kind::foreign) kind = Kind::local;
+      kind = synchronizes ? Kind::averages : kind_by_nodes(/*announced=*/true);
     } else if (synchronizes && takes_gradients_here() &&
                !torch::autograd::get_current_graph_task_keep_graph()) {
       spent_ = true;
@@ -567,7 +586,7 @@ void BackwardTracker::on_accumulated(size_t index, const AccumulatedHook& hook,
     const int id = torch::autograd::get_current_graph_task_id();
     auto* task = find_task(id);
     if (task == nullptr || task->kind == Kind::observes) {
-      auto kind = kind_by_nodes();
+      auto kind = kind_by_nodes(/*announced=*/false);
       // The pass is nested in a backward through a forward under no_sync.
       if (kind == Kind::foreign &&
           std::ranges::find(tasks_, Kind::local, &Task::kind) != tasks_.end()) {

@@ -67,12 +67,14 @@ class BackwardListener {
 // wrapper's forwards made. A node knows the thread that made it and has a
 // sequence number that counts up in that thread. So the tracker remembers a
 // forward as a range of these numbers, and whether the forward synchronises.
-// Derivatives of a forward (create_graph) are remembered as another range. Any
-// other pass that reaches a parameter, such as a backward of the plain module,
-// is not the wrapper's, with one exception: if grad() has taken gradients of
-// the parameters from a forward that synchronises, and has used up its graph
-// (no retain_graph), the next pass averages: first-order meta-learning, where
-// the query's graph begins at parameters minus these gradients.
+// (The cast of a leaf that Autocast keeps for all forwards under one guard does
+// not count, whichever of them has made it.) Derivatives of a forward
+// (create_graph) are remembered as another range. Any other pass that reaches a
+// parameter, such as a backward of the plain module, is not the wrapper's, with
+// one exception: if grad() has taken gradients of the parameters from a forward
+// that synchronises, and has used up its graph (no retain_graph), the next pass
+// averages: first-order meta-learning, where the query's graph begins at
+// parameters minus these gradients.
 //
 // The tensors that a forward returns announce their backward: the node that
 // made each of them has a hook, which autograd calls before it does any work on
@@ -213,7 +215,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   void refuse_second_average() const;
   bool accumulates_here() const;
   bool takes_gradients_here() const;
-  Kind kind_by_nodes() const;
+  static bool is_kept_cast(const torch::autograd::Node& node);
+  Kind kind_by_nodes(bool announced) const;
   bool is_older(const torch::autograd::Node& node) const;
   const Range* range_of(const torch::autograd::Node& node) const;
   void remember(Position begin, Range range);

@@ -182,7 +182,7 @@ DdpState::DdpState(torch::nn::Module& module,
         tensor.set_data(tensor.to(*mixed->buffer_dtype));
       }
     }
-    if (mixed->param_dtype) make_low_precision();
+    if (mixed->param_dtype) low_ = make_low_precision();
   }
   reducers_.emplace_front(training_, make_reducer());
   reducer_ = reducers_.front().second.get();
@@ -237,7 +237,7 @@ void DdpState::begin_again() {
   });
   find_tensors();
   beside_python_ = false;
-  if (low_) make_low_precision();
+  if (low_) low_ = make_low_precision();
   // The buckets are not made twice, since each time takes new memory.
   reducers_.emplace_front(training_, make_reducer(learnt_));
   learnt_.reset();
@@ -249,10 +249,10 @@ void DdpState::begin_again() {
   require_forward_buffer_sync_ = true;
 }
 
-void DdpState::make_low_precision() {
+LowPrecisionParameters DdpState::make_low_precision() const {
   std::vector<at::Tensor> all;
   for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
-  low_.emplace(all, *options_.mixed_precision->param_dtype);
+  return {all, *options_.mixed_precision->param_dtype};
 }
 
 void DdpState::find_tensors() {
@@ -452,6 +452,7 @@ void DdpState::retrain() {
   }
   reducer_->settle();
   const auto before = training_;
+  std::optional<LowPrecisionParameters> low;
   try {
     find_tensors();
     const auto known = std::ranges::find(
@@ -460,16 +461,21 @@ void DdpState::retrain() {
     if (group->size() > 1 && !same_on_all_ranks(known != reducers_.end())) {
       verify_same_model(options_, parameters_, buffers_, trained());
     }
+    // All reducers share the copies, which include those of frozen parameters.
+    if (low_ && (training_.tensors != before.tensors ||
+                 training_.kinds != before.kinds)) {
+      low = make_low_precision();
+    }
     if (known != reducers_.end()) {
       reducers_.splice(reducers_.begin(), reducers_, known);
     } else {
-      if (low_) make_low_precision();
       reducers_.emplace_front(training_, make_reducer());
     }
   } catch (...) {
     training_ = before;  // the next forward tries again
     throw;
   }
+  if (low) low_ = std::move(low);
   auto& next = *reducers_.front().second;
   next.continue_from(*reducer_);
   reducer_ = &next;
@@ -488,12 +494,22 @@ bool DdpState::same_on_all_ranks(bool known) const {
   return agreement.is_same() && known;
 }
 
+// If only some ranks do this, the errors name the calls of all.
+void DdpState::before_join() {
+  if (!trained_differ()) return;
+  const UserFunction function("join() after requires_grad or dtype changed");
+  retrain();
+}
+
 void DdpState::before_forward() {
   if (gate_) gate_();
-  const UserFunction function("forward()");
+  const bool differs = at::GradMode::is_enabled() && trained_differ();
+  const UserFunction function(
+      differs ? "forward() after requires_grad or dtype changed" : "forward()");
   if (at::GradMode::is_enabled()) TrainingCounters::instance().count_step();
   const bool trains = at::GradMode::is_enabled() && require_backward_grad_sync;
   int source = 0;
+  double divides_by = options_.process_group->size();
   if (auto* join = current_join()) {
     if (gate_ && join->joinables() == 1 &&
         !join->options().throw_on_early_termination) {
@@ -505,13 +521,12 @@ void DdpState::before_forward() {
     const auto& iteration =
         join->begin_iteration(*this, trains, at::GradMode::is_enabled());
     source = iteration.active.back();
-    reducer_->set_divisor(divisor(iteration, join->options()));
-  } else {
-    reducer_->set_divisor(options_.process_group->size());
+    divides_by = divisor(iteration, join->options());
   }
   if (at::GradMode::is_enabled()) {
     require_same_parameters();
-    if (trained_differ()) retrain();
+    if (differs) retrain();
+    reducer_->set_divisor(divides_by);
     reducer_->prepare();
     note_forward();
   }

@@ -163,13 +163,16 @@ class DdpState final : public Joinable {
   // before parameters are read. While there is a gate, the set of trained
   // parameters must not change.
   void set_forward_gate(std::function<void()> gate) { gate_ = std::move(gate); }
+  // Waits as a forward does before it reads parameters. For a forward of the
+  // module itself in place of the wrapper's.
+  void await_parameters() const {
+    if (gate_) gate_();
+  }
 
   const ProcessGroupPtr& join_process_group() const override {
     return options_.process_group;
   }
-  void before_join() override {
-    if (trained_differ()) retrain();
-  }
+  void before_join() override;
   void shadow(const JoinIteration& iteration,
               const JoinOptions& options) override;
   void after_join(int last_joiner) override;
@@ -186,7 +189,7 @@ class DdpState final : public Joinable {
   void find_tensors();
   void require_same_parameters() const;
   void verify_replicas() const;
-  void make_low_precision();
+  LowPrecisionParameters make_low_precision() const;
   std::vector<NamedParameter> trained() const;
   // `learnt`: as in ReducerOptions.
   std::unique_ptr<Reducer> make_reducer(

@@ -123,7 +123,7 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
                             movable ? movables++ : kNone};
       if (movable) sizes.push_back(slots[slot].place.nbytes());
     }
-    moved_places_.emplace_back(movables, BucketReduction::kInBucket);
+    moved_places_.emplace_back(movables, kInBucket);
   }
   // A rank alone reduces nothing, so it has no use for an arena.
   if (!sizes.empty() && group_->size() > 1) {
@@ -188,13 +188,13 @@ uint64_t& GradientBuckets::moved_place(size_t parameter) {
 
 bool GradientBuckets::is_moved(size_t parameter) const {
   const auto& place = places_[parameter];
-  return place.movable != kNone && moved_places_[place.bucket][place.movable] !=
-                                       BucketReduction::kInBucket;
+  return place.movable != kNone &&
+         moved_places_[place.bucket][place.movable] != kInBucket;
 }
 
 void GradientBuckets::forget_moves() {
   for (auto& places : moved_places_) {
-    std::ranges::fill(places, BucketReduction::kInBucket);
+    std::ranges::fill(places, kInBucket);
   }
   moved_.clear();
 }

@@ -172,7 +172,7 @@ class GradientBuckets {
   std::shared_ptr<GradientArena> arena_;
   bool moves_ = false;
   // For each bucket, for each of its movable slots: the offset in the arena, or
-  // BucketReduction::kInBucket.
+  // kInBucket.
   std::vector<std::vector<uint64_t>> moved_places_;
   // Keeps moved gradients while peers may use them, by parameter.
   std::map<size_t, at::Tensor> moved_;

@@ -149,7 +149,6 @@ class FlatParameters {
   // each rank of `neighbours`, in rank order. The next gather is one of these
   // ranks alone, and uses the parts up. Shards must not be written meanwhile.
   void keep_part(const ProcessGroupPtr& neighbours, BufferPool& pool);
-  bool gathered() const { return buffer_.defined(); }
 
   // ---- Gradients ----
 

@@ -259,7 +259,7 @@ class SharedShardReduction final : public ShardReduction {
   std::vector<uint64_t> leave(FlatParameters& flat, Place& place) const {
     std::vector<uint64_t> offsets;
     for (const auto* parameter : large_of(flat)) {
-      offsets.push_back(BucketReduction::kInBucket);
+      offsets.push_back(kInBucket);
       auto& gradient = parameter->compute.mutable_grad();
       if (!gradient.defined() || parameter->accumulated.defined() ||
           gradient.layout() != at::kStrided || !has_memory_alone(gradient)) {

@@ -150,7 +150,7 @@ void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,
   if (phase_ == Phase::backward) return;  // a part was computed again
   if (call != nullptr) {
     call->position = ended_.size();
-    ended_.push_back(&unit);
+    ended_.push_back(unit.weak_from_this());
   }
   reshard_for_backward(unit);
   if (depth_ > 0) return;
@@ -430,7 +430,7 @@ void ShardingRoot::before_backward(UnitCall& call) {
   gather(unit);
   if (call.forward == forwards_ && call.position > 0 &&
       call.position < ended_.size()) {
-    prefetch(*ended_[call.position - 1]);
+    if (const auto next = ended_[call.position - 1].lock()) prefetch(*next);
   }
   if (reduction_) reduction_->advance();
 }

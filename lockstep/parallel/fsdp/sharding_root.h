@@ -236,10 +236,11 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   bool found_stray_ = false;  // in the pass that runs now
 
   // The units in the order in which their forwards began, in the last outermost
-  // forward and in the running one; and those that have ended in this one.
+  // forward and in the running one; and those that have ended in this one. A
+  // unit without a graph may be gone before the backward.
   std::vector<ShardedUnit*> order_;
   std::vector<ShardedUnit*> begun_;
-  std::vector<ShardedUnit*> ended_;
+  std::vector<std::weak_ptr<ShardedUnit>> ended_;
 
   // If the training can be healed.
   std::optional<OnReconfigured> on_reconfigured_{};

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
@@ -38,6 +39,14 @@ c10::intrusive_ptr<LauncherStore> launcher_store() {
         "LOCKSTEP_WORKER_STORE");
   }
   return c10::make_intrusive<LauncherStore>(*socket, kStoreTimeout);
+}
+
+// Returns the causes without what peers have said of them.
+std::string own_words(std::string causes) {
+  for (size_t at; (at = causes.find(": rank ")) != causes.npos;) {
+    causes.erase(at, causes.find("; rank ", at) - at);
+  }
+  return causes;
 }
 
 }  // namespace
@@ -119,10 +128,13 @@ GenerationNotice Generations::await(const std::exception_ptr& failure,
         "and the launcher has not announced it");
   }
   GenerationNotice notice;
+  std::string causes;
   do {
     notice = notice_of(++number_);
     require_own_place(notice);
+    causes += (causes.empty() ? "" : "; ") + own_words(notice.cause);
   } while (is_superseded());
+  notice.cause = std::move(causes);
   tell_agent(notice);
   return notice;
 }

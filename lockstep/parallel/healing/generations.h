@@ -25,7 +25,8 @@ class Generations {
   Generations();
 
   // Waits until a generation is announced that this rank has not taken, and
-  // takes the newest; 60 s at most, and 10 s if no rank is known to be gone.
+  // takes the newest, with the causes of all that it had not taken; 60 s at
+  // most, and 10 s if no rank is known to be gone.
   // `is_next`: the generation before was not complete. `failure`: what is
   // thrown if none comes, or another rank has ended its training; null for a
   // rank that joins, which throws std::runtime_error. It is thrown, too, if

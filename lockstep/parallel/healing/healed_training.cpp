@@ -57,14 +57,6 @@ constexpr int kHealedInOneCall = 8;
 // The line about a healing has so much of what has failed.
 constexpr size_t kToldBytes = 200;
 
-// Returns the causes without what peers have said of them.
-std::string own_words(std::string causes) {
-  for (size_t at; (at = causes.find(": rank ")) != causes.npos;) {
-    causes.erase(at, causes.find("; rank ", at) - at);
-  }
-  return causes;
-}
-
 }  // namespace
 
 class HealedTraining::Work {
@@ -397,14 +389,16 @@ class HealedTraining::Work {
   // with its ranks on the state. `failure`: what is thrown if none comes; null
   // for a rank that joins.
   void meet(Clock::time_point began, std::exception_ptr failure) {
-    for (bool is_first = true;; is_first = false) {
-      const auto notice = generations_->await(failure, !is_first);
+    std::string causes;
+    for (bool is_next = false;; is_next = true) {
+      const auto notice = generations_->await(failure, is_next);
+      causes += (causes.empty() ? "" : "; ") + notice.cause;
       try {
         reconfigure({.uuid = "heal-" + std::to_string(generations_->number()),
                      .members = generations_->members(notice),
                      .look = [this] { generations_->look(joins_); }});
         const GenerationWatch::Collectives watched(watch_, next_generation());
-        agree(began, notice.cause);
+        agree(began, causes);
         return;
       } catch (const Generations::Superseded&) {
       } catch (const LostGroupError&) {
@@ -448,8 +442,7 @@ class HealedTraining::Work {
       states_.reset();
     }
     if (give_back_copies(all)) all = all_gather_object(status());
-    Healing healing{.cause = own_words(cause),
-                    .ranks = static_cast<int>(all.size())};
+    Healing healing{.cause = cause, .ranks = static_cast<int>(all.size())};
     bool shrinks = false;
     bool shares_anew = false;
     int64_t own_changed = 0;
@@ -484,11 +477,11 @@ class HealedTraining::Work {
     is_whole_ = true;
     may_go_back_ = false;
     if (!failure) take_own_record(kept, updated, own_changed, failure);
-    own_changed_ = 0;
     if (shrinks) {
       record_->take_first(position_.steps(), position_.calls(), failure);
     }
     require_same_state(failure);
+    own_changed_ = 0;
     if (record_copies_) record_copies_->start_again();
     if (state_copies_) state_copies_->start_again();
     copy_to_buddy();
@@ -579,14 +572,10 @@ class HealedTraining::Work {
   // The state of the rank that has come farthest becomes that of all. Returns
   // the status of that rank.
   const Status& share_state(const std::vector<Status>& all, Healing& healing) {
-    const auto place = [](const Status& one) {
-      return std::pair(one.at("steps").get<int64_t>(),
-                       one.at("calls").get<int64_t>());
-    };
     std::optional<size_t> source;
     for (size_t r = 0; r < all.size(); ++r) {
       if (!all[r].at("whole").get<bool>()) continue;
-      if (!source || place(all[*source]) < place(all[r])) source = r;
+      if (!source || LoopPosition::is_ahead(all[r], all[*source])) source = r;
     }
     if (!source && healing.replaced.size() == all.size()) {
       give_up("all ranks were lost at once (" + healing.cause + ")");
@@ -782,14 +771,13 @@ class HealedTraining::Work {
     }
     if (get_rank() != teller) return;
     std::string got;
-    if (!healing.replaced.empty()) {
-      got = internal::name_numbers("rank", healing.replaced) + " got";
-    }
     if (healing.ranks < ranks_before) {
-      got = (got.empty() ? "the job goes on with "
-                         : got + ", and the job goes on with ") +
-            std::to_string(healing.ranks) +
-            (healing.ranks == 1 ? " rank and" : " ranks and");
+      got = "the job goes on with " + std::to_string(healing.ranks) +
+            (healing.ranks == 1 ? " rank" : " ranks") +
+            (healing.replaced.empty() ? " and" : "; ");
+    }
+    if (!healing.replaced.empty()) {
+      got += internal::name_numbers("rank", healing.replaced) + " got";
     }
     auto cause = healing.cause;
     if (cause.size() > kToldBytes) {

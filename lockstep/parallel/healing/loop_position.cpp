@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
@@ -50,7 +51,7 @@ bool LoopPosition::next_begins(const void* loader,
   }
   if (!begins) return false;
   loader_ = nullptr;
-  begin_pass();
+  begin(begin_pass);
   loader_ = loader;
   epoch_ = sampler_epoch();
   if (first_loader_ == nullptr || first_loader_after_ != top_.epochs_run) {
@@ -62,6 +63,24 @@ bool LoopPosition::next_begins(const void* loader,
   }
   last_epoch_ = epoch_;
   return true;
+}
+
+// The first batch is taken at once, and the state of a sampler that has ended
+// its pass means that nothing is left.
+void LoopPosition::begin(const std::function<void()>& begin_pass) {
+  std::map<std::string, ItemState> next;
+  for (const auto& [name, item] : state_.items) {
+    if (item.is_sampler()) next[name] = item.next_pass_state();
+  }
+  begin_pass();
+  const auto now = states_of_samplers();
+  for (auto& [name, state] : next) {
+    // Another loop's sampler stays where it is.
+    const bool is_of_loop =
+        next.size() == 1 || item_json(name, now.at(name).values) !=
+                                item_json(name, top_samplers_.at(name).values);
+    if (is_of_loop) top_samplers_[name] = std::move(state);
+  }
 }
 
 bool LoopPosition::must_run() {
@@ -97,10 +116,15 @@ std::optional<int64_t> LoopPosition::sampler_epoch() const {
 void LoopPosition::take_top() {
   top_ = numbers();
   top_sampler_state_ = state_.sampler_state;
-  top_samplers_.clear();
+  top_samplers_ = states_of_samplers();
+}
+
+std::map<std::string, ItemState> LoopPosition::states_of_samplers() const {
+  std::map<std::string, ItemState> states;
   for (const auto& [name, item] : state_.items) {
-    if (item.is_sampler()) top_samplers_[name] = item.state_dict();
+    if (item.is_sampler()) states[name] = item.state_dict();
   }
+  return states;
 }
 
 void LoopPosition::load_samplers(const nlohmann::json& samplers) {
@@ -118,8 +142,9 @@ void LoopPosition::add_to(Status& status) const {
   Status samplers_now = Status::object();
   for (const auto& [name, state] : top_samplers_) {
     samplers[name] = item_json(name, state.values);
-    samplers_now[name] =
-        item_json(name, state_.items.at(name).state_dict().values);
+  }
+  for (const auto& [name, state] : states_of_samplers()) {
+    samplers_now[name] = item_json(name, state.values);
   }
   const bool is_inside = calls_ < call_ends_;  // a call of run()
   status.update({{"in_loop", loader_ != nullptr},
@@ -137,6 +162,15 @@ void LoopPosition::add_to(Status& status) const {
                  {"top", {top_.epochs_run, top_.step}},
                  {"sampler_state", top_sampler_state_},
                  {"samplers", std::move(samplers)}});
+}
+
+bool LoopPosition::is_ahead(const Status& one, const Status& other) {
+  const auto place = [](const Status& of) {
+    return std::tuple(of.at("steps").get<int64_t>(),
+                      of.at("calls").get<int64_t>(),
+                      of.at("iteration").get<int64_t>());
+  };
+  return place(other) < place(one);
 }
 
 void LoopPosition::take_top_of(const Status& from) {

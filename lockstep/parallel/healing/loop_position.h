@@ -64,6 +64,9 @@ class LoopPosition {
   // ---- Where the others are ----
 
   void add_to(Status& status) const;
+  // Returns whether the rank with the status `one` has come farther. Of two
+  // that have taken the same steps, one may still have to call next().
+  static bool is_ahead(const Status& one, const Status& other);
 
   // This rank, which joins, goes to the top of the loop in which `from` is.
   void take_top_of(const Status& from);
@@ -98,6 +101,9 @@ class LoopPosition {
   std::optional<int64_t> sampler_epoch() const;
   void load_samplers(const nlohmann::json& samplers);
   void take_top();
+  std::map<std::string, ItemState> states_of_samplers() const;
+  // Begins a pass, whose top is where it begins.
+  void begin(const std::function<void()>& begin_pass);
 
   TrainingState& state_;
   int64_t steps_ = 0;

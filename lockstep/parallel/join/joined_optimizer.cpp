@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/agreement.h"
 #include "lockstep/comm/collectives.h"
@@ -26,13 +27,11 @@
 namespace lockstep {
 namespace {
 
+using internal::kStepName;
 using NamedValues = std::map<std::string, StateValue>;
 
 // Stands for a tensor of its parameter's shape, which is sent separately.
 constexpr const char* kTensorWord = "tensor";
-
-// The name of the only scalar tensor in a state_dict().
-constexpr const char* kStepName = "step";
 
 Object words_of(const NamedValues& values) {
   Object words = Object::object();

@@ -402,14 +402,20 @@ ProcessGroupPtr group_of(const nn::SyncBatchNormState& state) {
   return group && group->size() > 1 ? group : nullptr;
 }
 
-// Counts this batch and returns its weight in the running statistics.
-double next_momentum(nn::SyncBatchNormState& state) {
+// Returns the weight of this batch, which is not counted yet, in the running
+// statistics.
+double next_momentum(const nn::SyncBatchNormState& state) {
   const auto& momentum = state.options.momentum();
-  if (!state.num_batches_tracked.defined()) return momentum.value_or(0);
-  at::NoGradGuard no_grad;
-  state.num_batches_tracked += 1;
   if (momentum) return *momentum;
-  return 1 / state.num_batches_tracked.item<double>();
+  if (!state.num_batches_tracked.defined()) return 0;
+  return 1 / (state.num_batches_tracked.item<double>() + 1);
+}
+
+// Called after the statistics are updated: a batch that is refused is not
+// counted.
+void count_batch(nn::SyncBatchNormState& state) {
+  const at::NoGradGuard no_grad;
+  if (state.num_batches_tracked.defined()) state.num_batches_tracked += 1;
 }
 
 void check_alone(const at::Tensor& input) {
@@ -445,25 +451,29 @@ at::Tensor forward(nn::SyncBatchNormState& state, size_t dimensions,
   bool tracked = !training || state.options.track_running_stats();
   auto running_mean = tracked ? state.running_mean : at::Tensor();
   auto running_var = tracked ? state.running_var : at::Tensor();
+  const bool updates = training && tracked;
+  const double momentum = updates ? next_momentum(state) : 0;
   auto group = training ? group_of(state) : nullptr;
-  if (!group) {
+  at::Tensor result;
+  if (group) {
+    check_dtypes(state, dimensions, input);
+    result = sync_batch_norm(input.contiguous(input.suggest_memory_format()),
+                             {.weight = state.weight,
+                              .bias = state.bias,
+                              .running_mean = running_mean,
+                              .running_var = running_var,
+                              .momentum = momentum,
+                              .eps = state.options.eps(),
+                              .group = group});
+  } else {
     bool by_batch = training || !running_mean.defined();
     if (by_batch) check_alone(input);
-    double momentum = training && tracked ? next_momentum(state) : 0;
-    return at::batch_norm(input, state.weight, state.bias, running_mean,
-                          running_var, by_batch, momentum, state.options.eps(),
-                          at::globalContext().userEnabledCuDNN());
+    result = at::batch_norm(
+        input, state.weight, state.bias, running_mean, running_var, by_batch,
+        momentum, state.options.eps(), at::globalContext().userEnabledCuDNN());
   }
-  check_dtypes(state, dimensions, input);
-  double momentum = tracked ? next_momentum(state) : 0;
-  return sync_batch_norm(input.contiguous(input.suggest_memory_format()),
-                         {.weight = state.weight,
-                          .bias = state.bias,
-                          .running_mean = running_mean,
-                          .running_var = running_var,
-                          .momentum = momentum,
-                          .eps = state.options.eps(),
-                          .group = group});
+  if (updates) count_batch(state);
+  return result;
 }
 
 void pretty_print(const nn::SyncBatchNormState& state, size_t dimensions,

@@ -41,6 +41,7 @@ class DdpReplicas final : public StageReplicas {
       : state_(state), module_(std::move(module)) {}
 
   void begin(bool training) override {
+    state_.await_parameters();
     if (training) state_.note_forward();
     versions_ = state_.versions();
   }

@@ -11,6 +11,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "lockstep/checkpoint/loop_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/worker/healing_place.h"
@@ -87,6 +88,7 @@ std::vector<double> measured_costs(const torch::nn::Sequential& whole,
   for (const at::Tensor& buffer : model->buffers()) {
     buffers.push_back(buffer.clone());
   }
+  const at::Tensor generators = internal::generator_state(model.get());
   std::vector<double> costs(whole->size(),
                             std::numeric_limits<double>::infinity());
   for (int repetition = 0; repetition < 3; ++repetition) {
@@ -105,6 +107,7 @@ std::vector<double> measured_costs(const torch::nn::Sequential& whole,
     }
   }
   model->zero_grad();
+  internal::set_generator_state(generators, model.get());
   const at::NoGradGuard no_grad;
   const std::vector<at::Tensor> now = model->buffers();
   for (size_t i = 0; i < now.size(); ++i) {

@@ -27,8 +27,8 @@ std::vector<int64_t> balanced_begins(const std::vector<double>& costs,
 
 // Measures how many seconds forward and backward of each child take for
 // `input`, the shortest of three times. It clears gradients that there are, and
-// restores buffers, such as the means of batch norms. Draws random numbers if
-// children do.
+// restores buffers, such as the means of batch norms, and the default
+// generators of the CPU and of the children's devices.
 std::vector<double> measured_costs(const torch::nn::Sequential& whole,
                                    const at::Tensor& input);
 

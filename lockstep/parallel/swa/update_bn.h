@@ -15,6 +15,9 @@
 
 namespace lockstep {
 
+template <typename Module>
+class DistributedDataParallel;
+
 // The argument `device` of torch.optim.swa_utils.update_bn.
 struct UpdateBnOptions {
   // The device to which inputs are moved. None means that they stay where they
@@ -59,6 +62,23 @@ at::Tensor input_of(const Batch& batch) {
   }
 }
 
+template <typename Model>
+void run_forward(Model& model, const at::Tensor& input) {
+  if constexpr (requires { model.forward(input); }) {
+    model.forward(input);
+  } else {
+    model->forward(input);
+  }
+}
+// Runs the module itself: a forward of the wrapper may send buffers, so that
+// all ranks would have to make it.
+template <typename Module>
+void run_forward(DistributedDataParallel<Module>& model,
+                 const at::Tensor& input) {
+  WrapperAccess::state(model).await_parameters();
+  run_forward(*model.module(), input);
+}
+
 }  // namespace internal
 
 // Computes the running statistics of a model's batch norms anew, by a forward
@@ -75,9 +95,10 @@ at::Tensor input_of(const Batch& batch) {
 //
 // Ranks. With plain batch norms nothing is communicated, and each rank gets the
 // statistics of the batches that it has seen. So give all ranks the same
-// batches; or let one rank do it and broadcast the buffers. With SyncBatchNorm
-// each rank takes its own part of the data, and all get the same statistics;
-// they must have equally many batches.
+// batches; or let one rank do it, also for a DistributedDataParallel, and
+// broadcast the buffers. With SyncBatchNorm each rank takes its own part of the
+// data, and all get the same statistics. There, and for a FullyShard, which
+// gathers its parameters, all ranks must take part with equally many batches.
 //
 // If a forward throws, momenta and mode are restored and the statistics are
 // incomplete.
@@ -90,11 +111,7 @@ void update_bn(Loader&& loader, Model& model,
   for (auto&& batch : loader) {
     at::Tensor input = internal::input_of(batch);
     if (options.device) input = input.to(*options.device);
-    if constexpr (requires { model.forward(input); }) {
-      model.forward(input);
-    } else {
-      model->forward(input);
-    }
+    internal::run_forward(model, input);
   }
 }
 

@@ -57,30 +57,23 @@ void check_loss_arguments(const at::Tensor& logits, const at::Tensor& target,
   }
 }
 
-// The parts, by the ranks' numbers of classes.
-struct Classes {
-  int64_t first;  // of this rank
-  int64_t own;
-  int64_t all;
-};
-
 // Checks the sums over the ranks of `own` and of rank * `own`. Of all divisions
 // of `all` classes with at most `each` on a rank, that of torch.chunk() has the
 // least second sum, and no other one has it.
-Classes checked_classes(int64_t own, int64_t each, int64_t all, int64_t moment,
-                        const ProcessGroupPtr& group) {
+void check_classes(int64_t own, int64_t each, int64_t all, int64_t moment,
+                   const ProcessGroupPtr& group) {
   int64_t chunked = 0;
   for (int rank = 0; rank < group->size(); ++rank) {
     chunked += rank * std::clamp<int64_t>(all - rank * each, 0, each);
   }
-  if (moment != chunked || (all + group->size() - 1) / group->size() != each) {
-    throw std::invalid_argument(c10::str(
-        "vocab_parallel_cross_entropy: this rank's logits have ", own,
-        " classes of ", all, " on ", group->size(),
-        " ranks, and the ranks' numbers are not those that torch.chunk() "
-        "gives; divide them as ColumnParallelLinear does"));
+  if (moment == chunked && (all + group->size() - 1) / group->size() == each) {
+    return;
   }
-  return {.first = std::min(group->rank() * each, all), .own = own, .all = all};
+  throw std::invalid_argument(c10::str(
+      "vocab_parallel_cross_entropy: this rank's logits have ", own,
+      " classes of ", all, " on ", group->size(),
+      " ranks, and the ranks' numbers are not those that torch.chunk() gives; "
+      "divide them as ColumnParallelLinear does"));
 }
 
 void check_targets(const at::Tensor& target, const at::Tensor& valid,
@@ -127,7 +120,7 @@ class VocabParallelCrossEntropy
     const auto each = most[count].item<int64_t>();
 
     // Sums over all classes: of exp(logit), of the target's logit, of all
-    // logits; and what checked_classes() needs.
+    // logits; and what check_classes() needs.
     const int64_t first = call->group->rank() * each;
     auto shifted = logits - greatest.to(logits.scalar_type()).unsqueeze(-1);
     auto here = target.ge(first).logical_and_(target.lt(first + own));
@@ -149,18 +142,18 @@ class VocabParallelCrossEntropy
     sums[rows * count] = own;
     sums[rows * count + 1] = call->group->rank() * own;
     all_reduce(sums, {.group = call->group});
-    auto classes =
-        checked_classes(own, each, sums[rows * count].item<int64_t>(),
-                        sums[rows * count + 1].item<int64_t>(), call->group);
-    call->classes = classes.all;
+    const auto classes = sums[rows * count].item<int64_t>();
+    check_classes(own, each, classes, sums[rows * count + 1].item<int64_t>(),
+                  call->group);
+    call->classes = classes;
     auto valid = target.ne(options.ignore_index);
-    check_targets(target, valid, classes.all);
+    check_targets(target, valid, classes);
 
     auto log_sum = row(0).log();
     auto loss = log_sum - row(1);
     if (smooth) {
       loss.mul_(1 - options.label_smoothing)
-          .add_(log_sum - row(2) / classes.all, options.label_smoothing);
+          .add_(log_sum - row(2) / classes, options.label_smoothing);
     }
     loss.masked_fill_(valid.logical_not(), 0);
     probabilities.div_(row(0).to(logits.scalar_type()).unsqueeze(-1));

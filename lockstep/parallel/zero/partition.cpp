@@ -14,6 +14,7 @@
 #include <utility>
 #include <variant>
 
+#include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/point_to_point.h"
 
@@ -21,10 +22,6 @@ namespace lockstep::internal {
 namespace {
 
 using nlohmann::json;
-
-// The name of the only scalar tensor in a state_dict(); all other tensors have
-// their parameter's shape.
-constexpr const char* kStep = "step";
 
 // Describes this rank's state; the rank then sends the tensors in this order.
 json describe(const OptimizerState& mine,
@@ -41,8 +38,8 @@ json describe(const OptimizerState& mine,
     for (const auto& [name, value] : found->second) {
       const auto* tensor = std::get_if<at::Tensor>(&value);
       if (!tensor) continue;
-      if (name == kStep) {
-        entry["step"] = tensor->item<double>();
+      if (name == kStepName) {
+        entry[kStepName] = tensor->item<double>();
       } else {
         tensors.push_back(name);
       }
@@ -63,11 +60,12 @@ void assemble(OptimizerState& whole, const json& description,
     const at::Tensor& parameter = parameters[static_cast<size_t>(number)];
     const Range range{entry.at("begin"), entry.at("end")};
     auto& values = whole.state[number];
-    if (entry.contains("step")) {
-      const double step = entry.at("step");
+    if (entry.contains(kStepName)) {
+      const double step = entry.at(kStepName);
       // As in Python the step is float32, which counts exactly up to here.
       const bool exact = step <= double{1 << 24};
-      values[kStep] = at::scalar_tensor(step, exact ? at::kFloat : at::kDouble);
+      values[kStepName] =
+          at::scalar_tensor(step, exact ? at::kFloat : at::kDouble);
     }
     for (const std::string name : entry.at("tensors")) {
       auto* tensor = std::get_if<at::Tensor>(&values[name]);
@@ -207,7 +205,7 @@ void gather_state(OptimizerState& whole, const OptimizerState& mine,
   for (const auto& [index, values] : mine.state) {
     for (const auto& [name, value] : values) {
       const auto* tensor = std::get_if<at::Tensor>(&value);
-      if (tensor && name != kStep) tensors.push_back(tensor->flatten());
+      if (tensor && name != kStepName) tensors.push_back(tensor->flatten());
     }
   }
   const int destination = group->global_rank(to);
@@ -243,7 +241,7 @@ OptimizerState slice_state(const OptimizerState& whole,
     auto& values = part.state[static_cast<int64_t>(i)];
     for (const auto& [name, value] : found->second) {
       const auto* tensor = std::get_if<at::Tensor>(&value);
-      if (tensor && name != kStep) {
+      if (tensor && name != kStepName) {
         values[name] = pieces[i].piece->part_of(*tensor);
       } else {
         values[name] = value;

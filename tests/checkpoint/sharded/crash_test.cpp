@@ -1,13 +1,16 @@
 // Faults 17 and 18: a save that is killed, or that fails, at any of its calls
 // to the system.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -15,6 +18,7 @@
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/in_child.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
@@ -139,10 +143,11 @@ TEST_F(CrashedSave, OnAFullDiskTheOldSnapshotStaysAndTrainingGoesOn) {
     FaultyFiles files(FaultyFiles::kNoSpace, at);
     ShardedRun run;
     run.set(2);
-    // Files that cannot be removed stay until the next save.
-    const bool removes = calls[at].starts_with("unlink ") ||
+    // Files that cannot be removed stay until the next save. The first call
+    // locks what a killed save has left.
+    const bool removes = at == 0 || calls[at].starts_with("unlink ") ||
                          calls[at].starts_with("rmdir ") ||
-                         calls[at].starts_with("rename .save");
+                         calls[at].starts_with("rename .old");
     bool saved = false;
     try {
       save_with(files, folder, run, kOneStays);
@@ -213,15 +218,17 @@ TEST_F(CrashedSave, WhatIsNamedIsOnTheDiskFirst) {
       order,
       ElementsAre(
           // The files that a killed save has left go first.
-          "unlink a", "rmdir .save",
+          "open .lock", "unlink a", "unlink .lock", "rmdir .save",
           // All content, then the manifest, then the folder's own entries.
-          "mkdir .save", "open " + shard, "write " + shard, "fsync " + shard,
-          "open manifest.json", "write manifest.json", "fsync manifest.json",
-          "fsync .save", "rename 000002-step-2", "fsync counted",
-          "symlink .latest", "rename latest", "fsync counted",
+          "mkdir .save", "open .lock", "open " + shard, "write " + shard,
+          "fsync " + shard, "open manifest.json", "write manifest.json",
+          "fsync manifest.json", "fsync .save", "rename 000002-step-2",
+          "fsync counted",
+          // Locked as long as it has a temporary name.
+          "unlink .lock", "symlink .latest", "rename latest", "fsync counted",
           // The old one disappears as a whole.
-          "rename .save", StartsWith("unlink "), StartsWith("unlink "),
-          "rmdir .save"));
+          "rename .old", StartsWith("unlink "), StartsWith("unlink "),
+          "rmdir .old"));
 }
 
 // Two jobs that save in one folder do not remove each other's work.
@@ -240,6 +247,43 @@ TEST_F(CrashedSave, ASaveThatIsGoingOnIsNotRemovedByAnother) {
                                             "000003-step-2", "latest"));
 }
 
+// The lock was that of the folder, which a host on NFS has for itself: a save
+// on another host removed the files of this one.
+TEST_F(CrashedSave, AFileThatCanBeWrittenIsLocked) {
+  const std::string folder = temporary_.file("locked");
+  SaveFiles files;
+  SnapshotBeingSaved save(files, folder);
+  const FileDescriptor other(
+      ::open((save.path() + "/.lock").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_TRUE(other) << std::strerror(errno);
+  EXPECT_NE(::flock(other.get(), LOCK_EX | LOCK_NB), 0);
+  const std::string saved = save.commit(7);
+  EXPECT_THAT(names_in(saved), ::testing::IsEmpty());
+}
+
+// Where no lock is seen, the snapshot had a manifest and lacked a file.
+TEST_F(CrashedSave, WhatLostAFileDoesNotBecomeASnapshot) {
+  class Robbed : public SaveFiles {
+    void before(const char* call, const std::string& path) override {
+      const fs::path file(path);
+      if (std::string_view(call) != "open" ||
+          file.filename() != "manifest.json") {
+        return;
+      }
+      for (const auto& entry : fs::directory_iterator(file.parent_path())) {
+        if (entry.path().extension() == ".safetensors") fs::remove(entry);
+      }
+    }
+  };
+  const std::string folder = prepare("robbed");
+  Robbed files;
+  ShardedRun run;
+  run.set(2);
+  EXPECT_THAT(message_of([&] { save_with(files, folder, run); }),
+              HasSubstr("lost the file shard-00001-model-00001-of-00001"));
+  EXPECT_THAT(names_in(folder), ElementsAre("000001-step-1", "latest"));
+}
+
 // Another job's save removed the folder before it was locked, or the link
 // before it was renamed, and this save failed.
 TEST_F(CrashedSave, AnotherJobMayRemoveWhatIsNotLockedYet) {
@@ -249,13 +293,10 @@ TEST_F(CrashedSave, AnotherJobMayRemoveWhatIsNotLockedYet) {
     int races = 0;
 
    private:
-    FileDescriptor open_folder(const std::string& path) override {
-      if (is_aside_name(fs::path(path).filename(), "save")) race();
-      return SaveFiles::open_folder(path);
-    }
     void before(const char* call, const std::string& path) override {
-      if (std::string_view(call) == "rename" &&
-          fs::path(path).filename() == "latest") {
+      const std::string name = fs::path(path).filename();
+      if ((std::string_view(call) == "open" && name == ".lock") ||
+          (std::string_view(call) == "rename" && name == "latest")) {
         race();
       }
     }

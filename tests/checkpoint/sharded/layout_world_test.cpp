@@ -383,6 +383,43 @@ WORLD_TEST(LayoutSnapshot, WhatNoStageHasIsAnErrorOnAllRanks, 2) {
             saved.model->parameters()[0].numel());
 }
 
+// Each rank lacks parameters of one optimizer, under the same name. They were
+// taken for parameters that no rank has, and the error named no optimizer.
+WORLD_TEST(LayoutSnapshot, TwoOptimizersMayBeCutAtDifferentPlaces, 2) {
+  auto group = init_process_group("gloo");
+  const std::string path = (world.folder / "cuts").string() + "/";
+  const bool first = world.rank == 0;
+  using Names = std::set<std::string>;
+  const auto made = [](const Names& names) {
+    auto module = std::make_shared<torch::nn::Module>();
+    for (const std::string& name : names) {
+      module->register_parameter(name, torch::ones({2}));
+    }
+    return module;
+  };
+  const auto model = made(first ? Names{"a", "b"} : Names{"c", "d"});
+  const auto critic = made(first ? Names{"a", "b", "c"} : Names{"d"});
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  torch::optim::SGD of_critic(critic->parameters(), 0.2);
+  TrainingState state{.model = model,
+                      .optimizer = &optimizer,
+                      .items = {{"critic", critic}, {"of_critic", of_critic}}};
+  save_snapshot(path, state);
+  of_critic.param_groups()[0].options().set_lr(0.5);
+  EXPECT_TRUE(load_snapshot(path, state));
+  EXPECT_EQ(of_critic.param_groups()[0].options().get_lr(), 0.2);
+  // The optimizer that does not fit is named.
+  torch::optim::SGD fewer({critic->parameters().front()}, 0.2);
+  TrainingState other{.model = model,
+                      .optimizer = &optimizer,
+                      .items = {{"critic", critic}, {"of_critic", fewer}}};
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(path, other, {.will_save = false}); }),
+      HasSubstr(
+          "the item \"of_critic\" of the snapshot does not fit: its group "
+          "0 has b, the optimizer's does not"));
+}
+
 // Two ranks that have the same model must optimize the same parameters.
 WORLD_TEST(LayoutSnapshot, AnOptimizerThatLacksAParameterIsRefused, 2) {
   auto group = init_process_group("gloo");

@@ -2,6 +2,7 @@
 // timed; work that grew with the square of the number would not end.
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "lockstep/checkpoint/training_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/written_folder.h"
+#include "tests/harness/in_child.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
 
@@ -131,6 +133,31 @@ TEST_F(ManyTensors, WhoNeedsAllReadsEachHeaderOnce) {
     ASSERT_EQ(tensor.parts.size(), same.parts.size()) << name;
     ASSERT_TRUE(read_tensor(files, name).equal(read_tensor(old, name))) << name;
   }
+}
+
+// Each file stayed open, and a snapshot of more ranks than a process may open
+// files could not be loaded.
+TEST_F(ManyTensors, MoreFilesThanMayBeOpenAreRead) {
+  EXPECT_EQ(
+      in_child([] {
+        rlimit limit{};
+        ::getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = kRanks;
+        if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return 1;
+        for (const char* name : {"", "-old"}) {
+          const TensorFiles files = TensorFiles::open_folder(path() + name);
+          for (const size_t number : {size_t{1}, kRanks - 1}) {
+            const at::Tensor value =
+                read_tensor(files, "w" + std::to_string(number));
+            if (!value.eq(static_cast<double>(number)).all().item<bool>()) {
+              return 2;
+            }
+          }
+          verify_snapshot(path() + name);
+        }
+        return 0;
+      }),
+      0);
 }
 
 // A save writes each byte once, in few calls, and reads none.

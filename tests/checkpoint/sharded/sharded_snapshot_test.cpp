@@ -1,6 +1,7 @@
 // Folders of snapshots in one process.
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -152,6 +153,21 @@ TEST_F(ShardedSnapshot, KeepsWhatItIsToldToKeep) {
   EXPECT_THAT(names_in(folder_), SizeIs(5));
   save(90, {.keep_last = 1});
   EXPECT_THAT(names_in(folder_), ElementsAre("000009-step-90", "latest"));
+}
+
+// A save that is repeated after a rank was lost left one step only. Without
+// counted steps all are different.
+TEST_F(ShardedSnapshot, ARepeatedSaveDoesNotCountAsAnotherStep) {
+  const SnapshotOptions two{.keep_last = 2};
+  for (const int64_t step : {10, 20, 30, 30}) save(step, two);
+  EXPECT_THAT(names_in(folder_),
+              ElementsAre("000002-step-20", "000004-step-30", "latest"));
+  save(30, {.keep_last = 2, .keep_every = 15});
+  EXPECT_THAT(names_in(folder_), ElementsAre("000002-step-20", "000004-step-30",
+                                             "000005-step-30", "latest"));
+  for (int i = 0; i < 3; ++i) save(0, two);
+  EXPECT_THAT(names_in(folder_),
+              ElementsAre("000007-step-0", "000008-step-0", "latest"));
 }
 
 // If incomplete snapshots counted, they could push out the last whole one.
@@ -341,6 +357,140 @@ TEST_F(ShardedSnapshot, AFolderOfWeightsTakesNoSnapshots) {
               HasSubstr("is a snapshot itself"));
 }
 
+// A snapshot that was moved, with a link in its place, was not seen: the
+// training began anew in silence.
+TEST_F(ShardedSnapshot, ALinkToASnapshotIsASnapshot) {
+  save(1);
+  const std::string second = save(2);
+  const std::string archive = temporary_.file("archive");
+  fs::rename(second, archive);
+  fs::create_directory_symlink(archive, second);
+  ShardedRun loaded;
+  EXPECT_EQ(load(loaded, path_).path, second);
+  EXPECT_EQ(loaded.number(), 2);
+  EXPECT_EQ(save(2), folder_ + "/000003-step-2");
+  // Removing what it points to is the user's.
+  save(3, {.keep_last = 1});
+  EXPECT_THAT(names_in(folder_),
+              ElementsAre("000002-step-2", "000004-step-3", "latest"));
+  EXPECT_TRUE(fs::exists(archive + "/manifest.json"));
+  fs::rename(archive, archive + "-elsewhere");
+  EXPECT_EQ(load(loaded, path_).path, folder_ + "/000004-step-3");
+  fs::remove_all(folder_ + "/000004-step-3");
+  EXPECT_THAT(message_of([&] { load(loaded, path_); }),
+              AllOf(HasSubstr(second),
+                    HasSubstr("is a link to a folder that cannot be found")));
+}
+
+// Another job may make the name between the listing and the renaming.
+TEST_F(ShardedSnapshot, ALinkOfTheSameNameDoesNotPreventSaving) {
+  class Linked : public SaveFiles {
+    void before(const char* call, const std::string& path) override {
+      if (std::string_view(call) == "rename" &&
+          fs::path(path).filename() == "000001-step-1") {
+        fs::create_directory_symlink("elsewhere", path);
+      }
+    }
+  };
+  Linked files;
+  run_.set(1);
+  EXPECT_EQ(save_with(files, folder_, run_), folder_ + "/000002-step-1");
+  EXPECT_TRUE(fs::is_symlink(folder_ + "/000001-step-1"));
+}
+
+// Looking whether an old snapshot is complete waited for a writer of the pipe.
+TEST_F(ShardedSnapshot, APipeInThePlaceOfAManifestDoesNotHoldASave) {
+  const std::string manifest = save(1) + "/manifest.json";
+  fs::remove(manifest);
+  ASSERT_EQ(::mkfifo(manifest.c_str(), 0600), 0);
+  save(2, {.keep_last = 1});
+  EXPECT_THAT(names_in(folder_),
+              ElementsAre("000001-step-1", "000002-step-2", "latest"));
+}
+
+// An object whose state is tensors, by position.
+struct Layers {
+  NamedTensors layers{};
+  NamedTensors state_dict() const { return layers; }
+  void load_state_dict(const NamedTensors& state) { layers = state; }
+};
+
+std::vector<std::string> names_of(const NamedTensors& tensors) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors) names.push_back(name);
+  return names;
+}
+
+// Folders gave tensors back by name ("10" before "2"), safetensors by the size
+// of their elements.
+TEST_F(ShardedSnapshot, AnObjectsTensorsKeepTheirOrder) {
+  Layers saved;
+  for (int64_t i = 0; i < 12; ++i) {
+    saved.layers.emplace_back(
+        std::to_string(i),
+        torch::full({1}, i, i % 2 == 0 ? torch::kFloat : torch::kDouble));
+  }
+  const auto expected = names_of(saved.layers);
+  for (const char* name : {"s/", "s.pt", "s.safetensors", "own/"}) {
+    SCOPED_TRACE(name);
+    const std::string path = temporary_.file(name);
+    const bool own = std::string_view(name) == "own/";
+    const auto state_with = [&](Layers& layers) {
+      StateItem item(layers);
+      return TrainingState{.model = run_.model.ptr(),
+                           .items = {{"layers", own ? per_rank(item) : item}}};
+    };
+    save_snapshot(path, state_with(saved));
+    Layers loaded;
+    TrainingState state = state_with(loaded);
+    ASSERT_TRUE(load_snapshot(path, state));
+    ASSERT_EQ(names_of(loaded.layers), expected);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(loaded.layers[i].second.equal(saved.layers[i].second));
+    }
+    const auto read =
+        names_of(load_snapshot_file(path).items.at("layers").tensors);
+    ASSERT_EQ(read.size(), expected.size());
+    EXPECT_EQ(read[2], own ? "0.2" : "2");
+    EXPECT_EQ(read[10], own ? "0.10" : "10");
+  }
+}
+
+// The error of a folder did not say which item.
+TEST_F(ShardedSnapshot, AnItemThatDoesNotFitIsNamed) {
+  torch::nn::Linear net(2, 1);
+  torch::optim::SGD optimizer(run_.model->parameters(), 0.1);
+  for (const char* name : {"item/", "item.pt"}) {
+    const std::string path = temporary_.file(name);
+    save_snapshot(path, {.model = run_.model.ptr(), .items = {{"other", net}}});
+    TrainingState state{.model = run_.model.ptr(),
+                        .items = {{"other", optimizer}}};
+    EXPECT_THAT(message_of([&] { load_snapshot(path, state); }),
+                HasSubstr("the item \"other\" of the snapshot does not fit: it "
+                          "is not the state of an optimizer"));
+  }
+}
+
+// Two parameters without a name were counted once, and the state of a parameter
+// went to the one before it.
+TEST_F(ShardedSnapshot, ParametersWithoutANameAreCounted) {
+  std::vector<at::Tensor> parameters{torch::empty({0}), torch::empty({0})};
+  for (const at::Tensor& parameter : run_.model->parameters()) {
+    parameter.mutable_grad() = torch::ones_like(parameter);
+    parameters.push_back(parameter);
+  }
+  const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  torch::optim::SGD optimizer(parameters, options);
+  optimizer.step();
+  const std::string path = temporary_.file("unnamed.pt");
+  save_snapshot(path,
+                {.model = run_.model.ptr(), .items = {{"steps", optimizer}}});
+  torch::optim::SGD other(parameters, options);
+  TrainingState state{.model = run_.model.ptr(), .items = {{"steps", other}}};
+  EXPECT_EQ(message_of([&] { load_snapshot(path, state); }), "");
+  EXPECT_TRUE(same_optimizer(state_dict(other), state_dict(optimizer)));
+}
+
 // A folder that a user had made in an old snapshot let every later save and
 // resume fail.
 TEST_F(ShardedSnapshot, AFolderInAnOldSnapshotIsRemovedWithIt) {
@@ -463,7 +613,6 @@ TEST_F(ShardedSnapshot, TiedWeightsComeBack) {
   EXPECT_EQ(loaded->one->weight.data_ptr(), loaded->two->weight.data_ptr());
 }
 
-// Values change in place: buckets and optimizers keep the memory.
 // If a buffer is the first row of a parameter, only the row was loaded;
 // mapped, the parameter became the row.
 TEST_F(ShardedSnapshot, AViewOfAnotherTensorDoesNotHideIt) {
@@ -526,6 +675,7 @@ TEST_F(ShardedSnapshot, IsConvertedIntoInferenceTensors) {
   }
 }
 
+// Values change in place: buckets and optimizers keep the memory.
 TEST_F(ShardedSnapshot, LoadingWritesInPlaceAndAutogradNotices) {
   save(3);
   ShardedRun loaded;

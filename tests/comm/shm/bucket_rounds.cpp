@@ -39,7 +39,7 @@ BucketRank::BucketRank(Group& group, const Values& values, Rounds rounds)
                        .owned = std::move(owned),
                        .movable = movable(i)});
     movable_.push_back(buckets.back().movable);
-    places_.emplace_back(movable_.back().size(), BucketExchange::kInBucket);
+    places_.emplace_back(movable_.back().size(), kInBucket);
     for (const auto& range : movable_.back()) {
       arena_bytes_ += range.size() * kernels::size_of(dtype) + kGuard;
     }
@@ -88,7 +88,7 @@ void BucketRank::choose_places(uint64_t step) {
       index -= movable_[bucket++].size();
     }
     const bool moves = mixed(step, index, group_.rank()) % 4 != 0;
-    places_[bucket][index] = moves ? offset : BucketExchange::kInBucket;
+    places_[bucket][index] = moves ? offset : kInBucket;
     offset += movable_[bucket][index].size() *
                   kernels::size_of(rounds_.buckets[bucket].dtype) +
               kGuard;
@@ -102,7 +102,7 @@ std::byte* BucketRank::element_at(size_t bucket, int64_t element) const {
   for (size_t i = 0; i < movable_[bucket].size(); ++i) {
     const auto& [begin, end] = movable_[bucket][i];
     if (element < begin || element >= end) continue;
-    if (places_[bucket][i] == BucketExchange::kInBucket) break;
+    if (places_[bucket][i] == kInBucket) break;
     return arena_ + places_[bucket][i] + (element - begin) * bytes;
   }
   return data_[bucket] + element * bytes;

@@ -125,10 +125,24 @@ WORLD_TEST(ShmComparedCalls, SumAndMeanOfSparseTensorsAreToldApart, 2, 3) {
   const auto op = world.rank == 0 ? ReduceOp::AVG : ReduceOp::SUM;
   EXPECT_THAT(failure_of([&] { all_reduce(tensor, {.op = op}); }),
               AllOf(HasSubstr("the ranks disagree"),
-                    HasSubstr("rank 0 of the group gave AVG of sparse [2, 2]"),
-                    HasSubstr("rank 1 of it SUM of sparse [2, 2]")));
+                    HasSubstr("rank 0 gave AVG of sparse [2, 2]"),
+                    HasSubstr("rank 1 SUM of sparse [2, 2]")));
   all_reduce(tensor);
   EXPECT_TRUE(tensor.to_dense().equal(at::eye(2) * world.size));
+}
+
+// A bug: the error named the numbers in the group, which are those of other
+// ranks in the default group.
+WORLD_TEST(ShmComparedCalls, SparseTensorsOfASubgroupAreThoseOfItsRanks, 3) {
+  auto group = init_process_group("cpu:shm", kPatient);
+  const auto part = new_group({1, 2});
+  if (world.rank != 0) {
+    auto tensor = at::eye(1 + world.rank).to_sparse();
+    EXPECT_THAT(failure_of([&] { all_reduce(tensor, {.group = part}); }),
+                AllOf(HasSubstr("rank 1 gave SUM of sparse [2, 2]"),
+                      HasSubstr("rank 2 SUM of sparse [3, 3]")));
+  }
+  barrier();
 }
 
 WORLD_TEST(ShmComparedCalls, AnUnevenGatherMeetsAnEvenOne, 2, 3) {

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -21,6 +23,7 @@
 #include "tests/comm/failure_of.h"
 #include "tests/comm/shm/init_shm.h"
 #include "tests/comm/store_signs.h"
+#include "tests/harness/asleep.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
@@ -31,6 +34,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using testing::await;
+using testing::await_asleep;
 using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::init_shm;
@@ -213,6 +217,69 @@ WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
                   all_reduce(second);
                 }),
                 HasSubstr("rank 0"));
+  }
+  join_in("seen", world.size);
+}
+
+// A bug: the peers were not told, because an error of the system looked like
+// one that all ranks get. They waited until their own timeout.
+WORLD_TEST(ShmFailures, ACallThatTheSystemEndsOnOneRankFailsOnAll, 2) {
+  auto group = init_shm();
+  auto tensor = at::ones({3});
+  all_reduce(tensor);
+  if (world.rank == 0) {
+    rlimit usual{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+    // With this limit poll() does not look at the peers' sockets.
+    rlimit none = usual;
+    none.rlim_cur = 0;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+    const auto text = failure_of([&] { all_reduce(tensor); });
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+    EXPECT_THAT(text, HasSubstr("could not poll the peers' sockets"));
+    tell(group.get(), "failed");
+  } else {
+    await(group.get(), "failed");
+    // The peer had announced the first call.
+    EXPECT_THAT(failure_of([&] {
+                  for (int i = 0; i < 2; ++i) all_reduce(tensor);
+                }),
+                AllOf(HasSubstr("rank 0"), HasSubstr("could not poll")));
+  }
+  join_in("seen", world.size);
+}
+
+// A bug: such a call got its whole timeout again when its turn had come, and
+// lasted up to twice as long.
+WORLD_TEST(ShmFailures, ACallThatStoodInLineHasTheRestOfItsTimeout, 2) {
+  auto group = init_shm();
+  auto first = at::ones({3});
+  auto second = at::ones({3});
+  if (world.rank == 0) {
+    auto work = all_reduce(first, {.async_op = true});
+    std::thread teller([&, caller = ::gettid()] {
+      // This looks several times at the caller while it stands in line.
+      EXPECT_TRUE(await_asleep(caller));
+      tell(group.get(), "in line");
+    });
+    const auto text =
+        failure_of([&] { all_reduce(second, {.timeout = milliseconds(500)}); });
+    teller.join();
+    // The text also says how long the call had waited for its peer. On a busy
+    // machine the time may be over before that.
+    EXPECT_THAT(text, HasSubstr("(allowed 500 ms)"));
+    EXPECT_EQ(text.find("(allowed 500 ms)", text.find("has not come")),
+              text.npos)
+        << text;
+    join_in("failed", world.size);
+  } else {
+    await(group.get(), "in line");
+    // The peer may have given up by now.
+    try {
+      all_reduce(first);
+    } catch (const c10::DistBackendError&) {
+    }
+    join_in("failed", world.size);
   }
   join_in("seen", world.size);
 }

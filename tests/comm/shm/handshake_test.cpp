@@ -42,6 +42,7 @@ TEST_P(HandshakeOf, AllRanksMapTheSameMemory) {
   const auto bytes = Segment::bytes(size, members[0].meeting.tuning);
   for (int rank = 0; rank < size; ++rank) {
     ASSERT_EQ(members[rank].segment->size(), bytes);
+    EXPECT_EQ(members[rank].segment->descriptor(), -1);  // not kept open
     members[rank].segment->bytes()[4096 + rank] = std::byte(rank + 1);
     members[rank].segment->bytes()[bytes - 1 - rank] = std::byte(rank + 101);
   }

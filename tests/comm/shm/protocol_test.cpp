@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/comm/shm/protocol/core.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/kernels/kernels.h"
 #include "tests/comm/shm/protocol_calls.h"
@@ -86,9 +87,9 @@ void run_all(ThreadWorld& world, std::vector<Call> calls, size_t shift = 0,
       room = own.data();
     }
     Caller caller(group, values(), kTimeout);
-    const auto before = group.sequence_number();
+    const auto before = group.core().sequence;
     for (const auto& call : calls) caller.run(call, room, shift, in_place);
-    if (group.sequence_number() != before + calls.size()) {
+    if (group.core().sequence != before + calls.size()) {
       throw std::runtime_error("calls were miscounted");
     }
     if (registered) group.free_registered(room);

@@ -81,7 +81,9 @@ void sleep_for(std::chrono::microseconds time) {
   std::this_thread::sleep_for(time);
 }
 
-ThreadWorld::ThreadWorld(int size, const Tuning& tuning) : groups_(size) {
+ThreadWorld::ThreadWorld(int size, const Tuning& tuning,
+                         const std::vector<int>& global_ranks)
+    : groups_(size) {
   auto memory = std::make_shared<SharedMemory>(
       SharedMemory::create(Segment::bytes(size, tuning)));
   const Segment segment(memory, size, tuning);
@@ -111,6 +113,7 @@ ThreadWorld::ThreadWorld(int size, const Tuning& tuning) : groups_(size) {
         groups_[rank] = std::make_unique<Group>(Membership{
             .meeting = {.rank = rank,
                         .size = size,
+                        .global_ranks = global_ranks,
                         .timeout = kMeetingTime,
                         .tuning = tuning},
             .segment = memory,

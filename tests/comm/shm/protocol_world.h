@@ -45,7 +45,9 @@ End end_of(const std::function<void()>& body);
 // access of every rank.
 class ThreadWorld {
  public:
-  ThreadWorld(int size, const Tuning& tuning);
+  // `global_ranks` is as in Meeting.
+  ThreadWorld(int size, const Tuning& tuning,
+              const std::vector<int>& global_ranks = {});
 
   int size() const { return static_cast<int>(groups_.size()); }
   Group& group(int rank) { return *groups_.at(rank); }

@@ -1,6 +1,7 @@
 // Registered memory in the calls of a group: when each rank releases it, and
 // what happens if a rank cannot map it.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -17,6 +18,7 @@ namespace lockstep::internal::shm::testing {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::HasSubstr;
 
 constexpr auto kTimeout = 60s;
 constexpr size_t kCount = 100'000;  // too much to travel with a call
@@ -129,6 +131,35 @@ TEST(ShmRegisteredCalls, ARankWithoutDescriptorsStagesInstead) {
     for (int rank = 0; rank < size; ++rank) {
       world.group(rank).free_registered(data[rank]);
     }
+  }
+}
+
+// A bug: the error named the owner of the memory by its number in the group,
+// which is that of another rank in the default group.
+TEST(ShmRegisteredCalls, MemoryThatIsLostIsThatOfARankOfTheDefaultGroup) {
+  ThreadWorld world(2, small_tuning(), {7, 9});
+  std::vector<float*> data(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    data[rank] = floats(world.group(rank));
+    auto& registered = world.group(rank).core().registered;
+    // From now on the rank announces that its peer reaches this memory.
+    registered.settle(registered.find(data[rank], 1).value(), true);
+  }
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+  // With this limit the first rank does not receive what the second has lent.
+  const rlimit none{.rlim_cur = 3, .rlim_max = usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const auto ends =
+      world.run([&](Group& group) { expect_sum(group, data[group.rank()]); });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.kind, End::Kind::broken);
+    EXPECT_THAT(end.words,
+                HasSubstr("the memory of rank 9 cannot be reached: "));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    world.group(rank).free_registered(data[rank]);
   }
 }
 

@@ -1,9 +1,11 @@
 #include "lockstep/comm/shm/protocol/registered_memory.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstring>
@@ -32,6 +34,7 @@ class RegisteredMemories : public ::testing::Test {
             0);
         sockets[one][other] = FileDescriptor(ends[0]);
         sockets[other][one] = FileDescriptor(ends[1]);
+        if (one == 0 && other == 1) zero_to_one_ = ends[0];
       }
     }
     for (int rank = 0; rank < size; ++rank) {
@@ -72,6 +75,7 @@ class RegisteredMemories : public ::testing::Test {
 
   const size_t before_ = open_descriptors();
   const size_t mapped_before_ = mappings();
+  int zero_to_one_ = -1;  // rank 0's socket to rank 1
   std::atomic<uint32_t> news_{0};
   std::vector<std::unique_ptr<PeerLinks>> links_;
   std::vector<std::unique_ptr<RegisteredMemory>> ranks_;
@@ -266,6 +270,18 @@ TEST_F(RegisteredMemories, LoansSurviveAFullSocket) {
     ASSERT_TRUE(place.has_value()) << i;
     EXPECT_EQ(*(*this)[1].reach(0, *place, 4096), std::byte((i + 1) % 251));
   }
+}
+
+// A bug: find() threw, so that this rank failed alone in a call that it had not
+// announced, and the peers waited for it.
+TEST_F(RegisteredMemories, WhatCannotBeLentIsNotFound) {
+  make(2);
+  const auto regions = fill();
+  // Sending to what is not a socket fails, and not because it is full.
+  const FileDescriptor null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::dup3(null.get(), zero_to_one_, O_CLOEXEC), zero_to_one_);
+  EXPECT_FALSE((*this)[0].find(regions.back(), 1));
+  EXPECT_TRUE((*this)[0].find(regions.front(), 1));
 }
 
 TEST_F(RegisteredMemories, WhatIsFreedUnsentIsNeverLent) {

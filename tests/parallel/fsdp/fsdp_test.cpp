@@ -249,6 +249,48 @@ WORLD_TEST(Fsdp, FrozenParametersMayChangeBetweenSteps, 2, 4) {
   });
 }
 
+// Regression: the backward gathered the block before the trained ones, which no
+// graph owned any more.
+WORLD_TEST(Fsdp, AGraphMayOutliveItsModel, 1, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    const auto freeze = [](auto& net) {
+      for (const auto& item : net.named_parameters()) {
+        if (item.key().starts_with("embedding") ||
+            item.key().starts_with("block0")) {
+          item.value().set_requires_grad(false);
+        }
+      }
+    };
+    auto plain = BothNets::seeded<PlainNet>(options);
+    freeze(*plain);
+    for (int rank = 0; rank < world.size; ++rank) {
+      const auto tokens = tokens_of(0, rank);
+      (loss_of(plain(tokens), tokens) / world.size).backward();
+    }
+    torch::OrderedDict<std::string, at::Tensor> shards;
+    at::Tensor loss;
+    {
+      FullyShard<ShardedNet> model(
+          [&] { return BothNets::seeded<ShardedNet>(options); }, options);
+      freeze(*model.ptr());
+      const auto tokens = tokens_of(0, world.rank);
+      loss = loss_of(model(tokens), tokens);
+      shards = model->named_parameters();
+    }
+    loss.backward();
+    const auto expected = plain->named_parameters();
+    for (const auto& item : shards) {
+      const auto& gradient = item.value().grad();
+      ASSERT_EQ(gradient.defined(), item.value().requires_grad()) << item.key();
+      if (!gradient.defined()) continue;
+      EXPECT_TRUE(gradient.allclose(
+          part_of(expected[item.key()].grad(), *layout_of(item.value())), 0,
+          kFsdpBound))
+          << item.key();
+    }
+  });
+}
+
 // Uses a part only if it is told to.
 struct SwitchImpl : torch::nn::Module {
   SwitchImpl() {

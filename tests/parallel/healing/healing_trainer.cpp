@@ -30,6 +30,9 @@
 //                same
 //   late=1       one more DistributedDataParallel is made after HealedTraining
 //   snapshot=N   loads FOLDER/snapshots/, and saves there every N steps
+//   saver=FORM   a SnapshotSaver saves in FOLDER/saved/ every five steps;
+//                inside: it is asked in a function of run(); outside: before
+//                run() is called
 //   last=N       ends after step N, and leaves a snapshot
 //   outlive=R    rank R is killed once another's training has ended
 //   groups=1     also uses a group of each rank alone and one of all; ends: the
@@ -202,6 +205,12 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
   if (number("critic", 0) != 0) state.items.emplace("critic", critic);
   const auto snapshots = folder / "snapshots/";
   if (number("snapshot", 0) != 0) load_snapshot(snapshots, state);
+  std::optional<SnapshotSaver> saver;
+  if (given.contains("saver")) {
+    SnapshotSaverOptions options{.every_steps = 5, .in_background = false};
+    if (given["saver"] == "outside") options.stop_signals.clear();
+    saver.emplace((folder / "saved/").string(), state, options);
+  }
   if (groups_are_apart()) kills.at(0, "joining");
   struct AtEnd {
     ~AtEnd() {
@@ -336,6 +345,17 @@ int train(const fs::path& folder, std::map<std::string, std::string> given) {
           save_snapshot(snapshots, state, {.keep_last = 2});
         });
         if (state.step == number("last", -1)) return 0;
+      }
+      const auto save = [&] {
+        kills.at(state.step, "snapshot");
+        saver->save();
+      };
+      if (saver && given["saver"] == "inside") {
+        training.run([&] {
+          if (saver->is_due()) save();
+        });
+      } else if (saver && saver->is_due()) {
+        training.run(save);
       }
       first.reset();
       if (state.step % number("leave", 1000) == 0) break;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/parallel/healing/loop_position.h"
 
@@ -67,6 +68,39 @@ TEST(LoopPosition, ACallThatIsToBePassedOverCounts) {
   EXPECT_FALSE(behind.position.must_run());
   EXPECT_TRUE(behind.position.was_passed_over());
   EXPECT_EQ(behind.position.numbers_after().step, 1);
+}
+
+// Regression: a pass that began without set_epoch() was told as the end of the
+// one before, in which nothing is left.
+TEST(LoopPosition, APassThatFollowsAnotherBeginsAtItsBeginning) {
+  Loop loop;
+  for (int batch = 0; batch < 8; ++batch) loop.step();
+  EXPECT_EQ(loop.of_sampler("position"), 64);
+  loop.position.pass_ends();
+  loop.next();
+  loop.sampler.consumed(8);
+  const auto status = loop.status();
+  const StateTree top = item_values_of(status.at("samplers").at("sampler"));
+  const auto* position = top.as<StateTree::Dict>()->find("position");
+  EXPECT_EQ(*position->as<int64_t>(), 0);
+  EXPECT_TRUE(loop.position.share_samples(status));
+  loop.next();
+  EXPECT_EQ(loop.of_sampler("position"), 0);
+}
+
+// A rank that has taken the state of another one has made its steps, but has
+// not called next() as often.
+TEST(LoopPosition, TheRankWhoseStateWasTakenStaysAhead) {
+  Loop ahead;
+  ahead.step();
+  Loop behind;
+  behind.next();
+  behind.position.call_begins();
+  ahead.next();
+  behind.position.take_steps_of(ahead.status());
+  behind.position.share_samples(ahead.status());
+  EXPECT_TRUE(LoopPosition::is_ahead(ahead.status(), behind.status()));
+  EXPECT_FALSE(LoopPosition::is_ahead(behind.status(), ahead.status()));
 }
 
 }  // namespace

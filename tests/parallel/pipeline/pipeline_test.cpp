@@ -16,6 +16,7 @@
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/checkpoint/full_state_dict.h"
+#include "lockstep/checkpoint/loop_state.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/group_inside.h"
@@ -830,29 +831,73 @@ WORLD_TEST(Pipeline, StagesMayHaveAShardedOptimizer, 4) {
   const ProcessGroupPtr column = columns[static_cast<size_t>(world.rank / 2)];
   const ProcessGroupPtr row = rows[static_cast<size_t>(world.rank % 2)];
   const PipelineSchedule schedule = schedule_interleaved_zero_bubble(2, 4, 1);
-  Sequential model = whole_model(2), single = whole_model(2);
-  auto part = stage_of(model, begins_of(2), column->rank());
-  DistributedDataParallel<Sequential> wrapper(part, {.process_group = row});
-  ZeroRedundancyOptimizer<optim::SGD> optimizer(wrapper,
-                                                {.lr = 0.1, .momentum = 0.9});
-  auto single_optimizer = optimizer_of(single->parameters());
-  Pipeline pipeline({{column->rank(), wrapper}},
-                    {.schedule = schedule, .loss = mse, .group = column});
-  for (int step = 0; step < kSteps; ++step) {
-    const Batch batch = batch_of(step, 16);
-    const int64_t begin = 8 * (world.rank / 2);
-    optimizer.zero_grad();
-    single_optimizer.zero_grad();
-    pipeline.step(batch.x.slice(0, begin, begin + 8),
-                  batch.y.slice(0, begin, begin + 8));
-    mse(single->forward(batch.x), batch.y).backward();
-    optimizer.step();
-    single_optimizer.step();
+  for (const bool shared : {false, true}) {
+    SCOPED_TRACE(shared);
+    Sequential model = whole_model(2), single = whole_model(2);
+    auto part = stage_of(model, begins_of(2), column->rank());
+    DistributedDataParallel<Sequential> wrapper(part, {.process_group = row});
+    ZeroRedundancyOptimizer<optim::SGD> optimizer(
+        wrapper, {.lr = 0.1, .momentum = 0.9}, {.shared_parameters = shared});
+    auto single_optimizer = optimizer_of(single->parameters());
+    Pipeline pipeline({{column->rank(), wrapper}},
+                      {.schedule = schedule, .loss = mse, .group = column});
+    for (int step = 0; step < kSteps; ++step) {
+      const Batch batch = batch_of(step, 16);
+      const int64_t begin = 8 * (world.rank / 2);
+      optimizer.zero_grad();
+      single_optimizer.zero_grad();
+      pipeline.step(batch.x.slice(0, begin, begin + 8),
+                    batch.y.slice(0, begin, begin + 8));
+      mse(single->forward(batch.x), batch.y).backward();
+      optimizer.step();
+      single_optimizer.step();
+    }
+    optimizer.synchronize();
+    auto expected = single->named_parameters();
+    for (const auto& parameter : part->named_parameters()) {
+      EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), kBound)
+          << parameter.key();
+    }
   }
-  auto expected = single->named_parameters();
-  for (const auto& parameter : part->named_parameters()) {
-    EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), kBound)
-        << parameter.key();
+}
+
+// The module of a stage, which tells what had been awaited before its forward.
+struct AwaitingStageImpl : torch::nn::Module {
+  explicit AwaitingStageImpl(const int& count) : awaited(count) {
+    linear = register_module("linear", torch::nn::Linear(kWidth, kWidth));
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    before_forward.push_back(awaited);
+    return linear(x);
+  }
+  torch::nn::Linear linear{nullptr};
+  const int& awaited;
+  std::vector<int> before_forward{};
+};
+TORCH_MODULE(AwaitingStage);
+
+// Regression: micro-batches read parameters in shared memory that other ranks
+// were still stepping.
+WORLD_TEST(Pipeline, MicroBatchesWaitForTheStepsOfOtherRanks, 1) {
+  auto group = init_process_group();
+  int awaited = 0;
+  AwaitingStage stage(awaited);
+  DistributedDataParallel<AwaitingStage> wrapper(stage);
+  WrapperAccess::state(wrapper).set_forward_gate([&] { ++awaited; });
+  Pipeline pipeline({{0, wrapper}},
+                    {.schedule = schedule_1f1b(1, 2), .loss = mse});
+  const Batch batch = batch_of(0, 4);
+  for (const bool training : {true, false}) {
+    SCOPED_TRACE(training);
+    awaited = 0;
+    stage->before_forward.clear();
+    if (training) {
+      pipeline.step(batch.x, batch.y);
+    } else {
+      pipeline.eval(batch.x);
+    }
+    EXPECT_THAT(stage->before_forward, ElementsAre(1, 1));
   }
 }
 
@@ -1537,10 +1582,15 @@ WORLD_TEST(Pipeline, ASilentRankIsNamedOnGloo, 3) {
 WORLD_TEST(StageSplit, MeasuredBalanceIsTheSameOnAllRanks, 2) {
   auto group = init_process_group();
   Sequential model(torch::nn::Linear(256, 256), torch::nn::Tanh(),
-                   torch::nn::BatchNorm1d(256), torch::nn::Tanh());
+                   torch::nn::BatchNorm1d(256), torch::nn::Dropout(0.1));
   const at::Tensor before = model->buffers()[0].clone();
-  const auto begins = balanced_begins(model, torch::randn({256, 256}), 2);
+  const at::Tensor input = torch::randn({256, 256});
+  const at::Tensor generator = generator_state(nullptr);
+  const auto begins = balanced_begins(model, input, 2);
   EXPECT_EQ(begins.size(), 2);
+  // Regression: the rank that measured had drawn, and shuffled the next epoch
+  // in another order than the others.
+  EXPECT_TRUE(generator_state(nullptr).equal(generator));
   EXPECT_TRUE(model->buffers()[0].equal(before));
   EXPECT_FALSE(model->parameters()[0].grad().defined());
   at::Tensor mine = torch::tensor(begins);

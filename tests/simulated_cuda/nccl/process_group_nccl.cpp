@@ -560,15 +560,6 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::_reduce_scatter_base(
       });
 }
 
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const ReduceScatterOptions& options) {
-  return collective(
-      OpType::COALESCED, options, outputs, inputs,
-      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
-        wire.reduce_scatter_tensor_coalesced(to, from, given);
-      });
-}
-
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::broadcast(
     Tensors& tensors, const BroadcastOptions& options) {
   return collective(OpType::BROADCAST, options, tensors, {},
@@ -595,15 +586,6 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::_allgather_base(
       });
 }
 
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const AllgatherOptions& options) {
-  return collective(
-      OpType::COALESCED, options, outputs, inputs,
-      [](Backend& wire, Tensors& to, Tensors& from, const auto& given) {
-        wire.allgather_into_tensor_coalesced(to, from, given);
-      });
-}
-
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::gather(
     TensorLists& outputs, Tensors& inputs, const GatherOptions& options) {
   const bool is_root = getRank() == options.rootRank;
@@ -626,13 +608,6 @@ ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::scatter(
         if (is_root) lists.push_back(from);
         wire.scatter(to, lists, given);
       });
-}
-
-ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::alltoall(
-    Tensors& outputs, Tensors& inputs, const AllToAllOptions& options) {
-  return collective(OpType::ALLTOALL, options, outputs, inputs,
-                    [](Backend& wire, Tensors& to, Tensors& from,
-                       const auto& given) { wire.alltoall(to, from, given); });
 }
 
 ProcessGroupNCCL::WorkPtr ProcessGroupNCCL::alltoall_base(

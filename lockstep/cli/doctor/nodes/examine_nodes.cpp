@@ -23,6 +23,9 @@ using std::chrono::milliseconds;
 // this.
 constexpr milliseconds kLongestWait{500};
 
+// A run id, for one, may hold any bytes.
+constexpr auto kReplaceBytes = nlohmann::ordered_json::error_handler_t::replace;
+
 constexpr const char* kPrefix = "doctor/";
 const std::string kJob = std::string(kPrefix) + "job";
 const std::string kArrivals = std::string(kPrefix) + "arrivals";
@@ -83,11 +86,13 @@ int Meeting::join(std::optional<int> rank, const NodeRecord& record) {
   const std::string mine = nlohmann::ordered_json{
       {"nnodes", nodes_},
       {"rdzv_id", run_id_},
-      {"host", record.host}}.dump();
+      {"host", record.host}}.dump(-1, ' ', false, kReplaceBytes);
   const auto job = nlohmann::ordered_json::parse(
       store_.set_if_absent(kJob, mine), nullptr, false);
-  const auto refuse_if_other = [&](const char* name, const std::string& option,
-                                   const nlohmann::ordered_json& own) {
+  const auto own_job = nlohmann::ordered_json::parse(mine);
+  const auto refuse_if_other = [&](const char* name,
+                                   const std::string& option) {
+    const auto& own = own_job.at(name);
     const auto other = job.is_object() ? job.value(name, own) : own;
     if (other == own) return;
     throw MeetingRefused(option + " is " + own.dump() + " here (" +
@@ -95,8 +100,8 @@ int Meeting::join(std::optional<int> rank, const NodeRecord& record) {
                          job.value("host", std::string("another node")) +
                          "; give all nodes the same");
   };
-  refuse_if_other("nnodes", "--nnodes", nodes_);
-  refuse_if_other("rdzv_id", "--rdzv-id", run_id_);
+  refuse_if_other("nnodes", "--nnodes");
+  refuse_if_other("rdzv_id", "--rdzv-id");
   if (rank) {
     if (!claim(*rank, record)) {
       throw MeetingRefused(
@@ -171,9 +176,8 @@ const NodeRecord& Meeting::record_of(int rank) {
 }
 
 void Meeting::tell_link(int to, const LinkFigures& figures) {
-  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
   store_.set(link_key(rank_, to),
-             figures.json().dump(-1, ' ', false, kReplace));
+             figures.json().dump(-1, ' ', false, kReplaceBytes));
 }
 
 bool Meeting::await_link(int from, int wake_fd) {
@@ -367,7 +371,7 @@ class Examination {
         {"health", static_cast<int>(verdict.health)},
         {"found", verdict.found},
         {"advice",
-         verdict.advice}}.dump());
+         verdict.advice}}.dump(-1, ' ', false, kReplaceBytes));
     return findings;
   }
 

@@ -19,15 +19,6 @@ namespace {
 constexpr size_t kMostStrangers = 16;
 constexpr int kBacklog = 64;
 
-// Takes the same time wherever the texts differ.
-bool same_secret(std::string_view one, std::string_view other) {
-  unsigned difference = one.size() != other.size();
-  for (size_t at = 0; at < std::min(one.size(), other.size()); ++at) {
-    difference |= static_cast<unsigned char>(one[at] ^ other[at]);
-  }
-  return difference == 0;
-}
-
 // Reads what comes, up to a time after the first bytes; false if nothing came.
 struct Received {
   uint64_t bytes = 0;
@@ -126,8 +117,8 @@ bool LinkListener::hear(Stranger& stranger) {
     return false;
   }
   if (sent.size() < kLinkHelloBytes) return true;
-  if (!same_secret(sent.substr(kLinkGreeting.size(), kLinkTokenBytes),
-                   token_)) {
+  if (!is_same_secret(sent.substr(kLinkGreeting.size(), kLinkTokenBytes),
+                      token_)) {
     return false;
   }
   int rank = 0;

@@ -2,11 +2,11 @@
 // lockstep/cli/inspect.cpp gives them.
 
 #include <exception>
-#include <iostream>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/inspect/snapshot/snapshot_difference.h"
@@ -50,20 +50,18 @@ int inspect(const Arguments& arguments) {
   if (arguments.paths.size() == 2) {
     const auto second = StoredSnapshot::open(arguments.paths[1]);
     const auto difference = compare_snapshots(*first, *second);
-    std::cout << (arguments.json ? difference_json(difference)
-                                 : difference_table(difference))
-              << std::flush;
+    write_output(arguments.json ? difference_json(difference)
+                                : difference_table(difference));
     return difference.rows.empty() ? 0 : kDamagedOrDifferent;
   }
   std::optional<SnapshotVerification> verification;
   if (arguments.verify) verification = verify(*first);
   const auto* found = verification ? &*verification : nullptr;
-  std::cout << (arguments.json ? listing_json(*first, found)
-                               : listing_table(*first, found))
-            << std::flush;
+  write_output(arguments.json ? listing_json(*first, found)
+                              : listing_table(*first, found));
   if (!verification) return 0;
   for (const std::string& line : verification->damage) {
-    write_message(kName, line);
+    write_message(kName, shown_line(line));
   }
   return verification->damage.empty() ? 0 : kDamagedOrDifferent;
 }
@@ -72,12 +70,12 @@ int inspect(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   try {
-    return inspect(parse(argc, argv));
+    return end_output(kName, inspect(parse(argc, argv)));
   } catch (const lockstep::SnapshotError& error) {
-    write_message(kName, error.what());
+    write_message(kName, shown_line(error.what()));
     return kDamagedOrDifferent;
   } catch (const std::exception& error) {
-    write_message(kName, error.what());
+    write_message(kName, shown_line(error.what()));
     return kBadInput;
   }
 }

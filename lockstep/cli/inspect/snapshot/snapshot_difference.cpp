@@ -12,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/checkpoint/sharded/tensor_shard.h"
 #include "lockstep/cli/inspect/snapshot/snapshot_listing.h"
 #include "lockstep/cli/text.h"
@@ -221,8 +222,8 @@ SnapshotDifference compare_snapshots(const StoredSnapshot& a,
 
 std::string difference_table(const SnapshotDifference& difference) {
   std::string text =
-      "A: " + difference.a + "\nB: " + difference.b + "\n" +
-      std::to_string(difference.equal_tensors) +
+      "A: " + shown_line(difference.a) + "\nB: " + shown_line(difference.b) +
+      "\n" + std::to_string(difference.equal_tensors) +
       (difference.equal_tensors == 1 ? " tensor is equal"
                                      : " tensors are equal") +
       ", " + std::to_string(difference.rows.size()) +
@@ -233,7 +234,8 @@ std::string difference_table(const SnapshotDifference& difference) {
   for (const auto& [name, what, greatest] : difference.rows) {
     std::array<char, 64> number{};
     std::snprintf(number.data(), number.size(), "%.6g", greatest);
-    rows.push_back({name, what, greatest == 0 ? "" : number.data()});
+    rows.push_back({shown_line(name), shown_line(what),
+                    greatest == 0 ? "" : number.data()});
   }
   return text + "\n" + table_text(rows, {2});
 }
@@ -248,7 +250,8 @@ std::string difference_json(const SnapshotDifference& difference) {
                               {"b", difference.b},
                               {"equal_tensors", difference.equal_tensors},
                               {"differences", std::move(rows)}};
-  return document.dump(1) + "\n";
+  return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) +
+         "\n";
 }
 
 }  // namespace lockstep::internal

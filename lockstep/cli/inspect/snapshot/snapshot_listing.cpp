@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/base/shown_text.h"
 #include "lockstep/cli/text.h"
 
 namespace lockstep::internal {
@@ -30,7 +31,7 @@ std::string summary(const StoredSnapshot& stored) {
   for (const StoredTensor& tensor : stored.tensors()) {
     bytes += static_cast<double>(tensor.outline.nbytes());
   }
-  std::string text = stored.path() + ": " + std::to_string(count) +
+  std::string text = shown_line(stored.path()) + ": " + std::to_string(count) +
                      (count == 1 ? " tensor, " : " tensors, ") +
                      bytes_text(bytes);
   text += snapshot.epochs_run < 0
@@ -44,10 +45,11 @@ std::string summary(const StoredSnapshot& stored) {
   }
   text += "\n";
   for (const auto& [name, value] : snapshot.sampler_state) {
-    text += "  sampler " + name + ": " + std::to_string(value) + "\n";
+    text +=
+        "  sampler " + shown_line(name) + ": " + std::to_string(value) + "\n";
   }
   for (const auto& [name, value] : snapshot.metadata) {
-    text += "  " + name + ": " + value + "\n";
+    text += "  " + shown_line(name) + ": " + shown_line(value) + "\n";
   }
   return text;
 }
@@ -211,9 +213,9 @@ std::string listing_table(const StoredSnapshot& snapshot,
   for (size_t i = 0; i < tensors.size(); ++i) {
     const StoredTensor& tensor = tensors[i];
     auto& row = rows.emplace_back(std::vector<std::string>{
-        tensor.name, shape_text(tensor.outline), dtype_text(tensor.outline),
-        std::to_string(tensor.outline.nbytes())});
-    if (in_folder) row.push_back(text_of(*tensor.place));
+        shown_line(tensor.name), shape_text(tensor.outline),
+        dtype_text(tensor.outline), std::to_string(tensor.outline.nbytes())});
+    if (in_folder) row.push_back(shown_line(text_of(*tensor.place)));
     if (!verification) continue;
     const auto& [checksum, norm] = verification->tensors.at(i);
     row.emplace_back(text_of(checksum));
@@ -262,7 +264,8 @@ std::string listing_json(const StoredSnapshot& snapshot,
                         {"verified", verification != nullptr}};
   if (verification) document["damage"] = verification->damage;
   document["tensors"] = std::move(rows);
-  return document.dump(1) + "\n";
+  return document.dump(1, ' ', false, ordered_json::error_handler_t::replace) +
+         "\n";
 }
 
 }  // namespace lockstep::internal

@@ -15,9 +15,6 @@
 namespace lockstep::internal::shm {
 namespace {
 
-// Pieces of this size stay in the nearest caches while they are written to all
-// destinations.
-constexpr size_t kPieceBytes = size_t{16} << 10;
 // If a bucket is no larger than this, nor than one_shot_bytes of the tuning,
 // copying it and reducing all of it on every rank is quicker than a second
 // wait.
@@ -26,11 +23,7 @@ constexpr size_t kOneShotBytes = size_t{4} << 10;
 // Returns where the memory lies; region 0 if no peer could reach it.
 RegisteredMemory::Place place_of(Core& core, const void* data, size_t bytes) {
   const RegisteredMemory::Place nowhere{.region = 0, .offset = 0};
-  try {
-    return core.registered.find(data, bytes).value_or(nowhere);
-  } catch (const std::exception&) {  // its descriptor cannot be sent
-    return nowhere;
-  }
+  return core.registered.find(data, bytes).value_or(nowhere);
 }
 
 BucketLayout layout_of(Core& core, const std::vector<Bucket>& buckets,
@@ -115,9 +108,9 @@ bool has_owners(std::span<const BucketLayout> layouts, size_t bucket) {
 
 std::unique_ptr<BucketExchange> BucketExchange::make(
     Group& group, const std::vector<Bucket>& buckets, Results results,
-    milliseconds timeout, Arena arena) {
+    milliseconds timeout, Arena arena, std::optional<milliseconds> for_making) {
   auto& core = group.core();
-  const auto deadline = Deadline::after(timeout);
+  const auto deadline = Deadline::after(for_making.value_or(timeout));
   auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
   const Collective::What what{.operation = CollectiveKind::reduce_buckets,
                               .dtype = DType::uint8,
@@ -151,7 +144,8 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   if (!(by_all & kBuckets)) return nullptr;
   if (!(by_all & kArenas)) mapped.arenas.clear();
   try {
-    made.reset(new BucketExchange(group, std::move(mapped), results, timeout));
+    made.reset(
+        new BucketExchange(group, std::move(mapped), results, timeout, left()));
   } catch (const Unavailable&) {  // on all ranks
   }
   return made;
@@ -230,7 +224,7 @@ std::vector<BucketExchange::Part> BucketExchange::parts_of(
 }
 
 BucketExchange::BucketExchange(Group& group, Mapped mapped, Results results,
-                               milliseconds timeout)
+                               milliseconds timeout, milliseconds for_making)
     : core_(group.core()),
       buckets_(std::move(mapped.buckets)),
       copy_bytes_(mapped.copy_bytes),
@@ -242,7 +236,7 @@ BucketExchange::BucketExchange(Group& group, Mapped mapped, Results results,
       memory_(group,
               core_.size * (sizeof(Counters) + 2 * copy_bytes_ +
                             rounded_to_lines(places_ * sizeof(uint64_t))),
-              timeout) {}
+              for_making) {}
 
 uint64_t* BucketExchange::places(int of) const {
   return reinterpret_cast<uint64_t*>(
@@ -534,10 +528,11 @@ void BucketExchange::await_progress(Patience& patience) {
         return given_up(ranks, order) != 0 ? 0 : ranks;
       },
       [&](uint64_t ranks) {
-        return complain(
-            ranks, reduced
-                       ? "has not reduced its part of " + bucket_name(complete_)
-                       : "has not published " + bucket_name(next_));
+        return core_.complain(ranks, [&](int) {
+          return reduced
+                     ? "has not reduced its part of " + bucket_name(complete_)
+                     : "has not published " + bucket_name(next_);
+        });
       },
       size_in_words());
 }
@@ -595,19 +590,10 @@ void BucketExchange::await(
   }
   core_.sleep(
       patience, waited_for,
-      [&](uint64_t ranks) { return complain(ranks, complaint()); },
+      [&](uint64_t ranks) {
+        return core_.complain(ranks, [&](int) { return complaint(); });
+      },
       size_in_words());
-}
-
-std::string BucketExchange::complain(uint64_t ranks,
-                                     const std::string& complaint) const {
-  std::string all;
-  for (int peer = 0; peer < core_.size; ++peer) {
-    if ((ranks >> peer & 1) == 0) continue;
-    all += (all.empty() ? "" : ", ") + core_.waiting.name(peer) + " " +
-           complaint + core_.last_call_of(peer);
-  }
-  return all;
 }
 
 std::string BucketExchange::size_in_words() const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -56,18 +57,17 @@ class BucketExchange {
     void* data = nullptr;
     size_t bytes = 0;
   };
-  // In a movable range of a bucket: it lies in the bucket.
-  static constexpr uint64_t kInBucket = ~uint64_t{0};
 
   // A collective of the group. Returns null on all ranks if some rank's buckets
   // cannot be reached by all others: they are not registered, or there are no
   // descriptors or no memory left. If the ranks disagree about the number of
   // buckets, their sizes, dtypes or owners, throws CallMismatch on all ranks,
-  // with what the first two that disagree have. `timeout` is for this call, and
-  // for each begin() and finish().
+  // with what the first two that disagree have. `timeout` is for each begin()
+  // and finish(), and for this call, unless `for_making` is given.
   static std::unique_ptr<BucketExchange> make(
       Group& group, const std::vector<Bucket>& buckets, Results results,
-      milliseconds timeout, Arena arena);
+      milliseconds timeout, Arena arena,
+      std::optional<milliseconds> for_making = std::nullopt);
   static std::unique_ptr<BucketExchange> make(
       Group& group, const std::vector<Bucket>& buckets, Results results,
       milliseconds timeout) {
@@ -156,7 +156,7 @@ class BucketExchange {
   static void map_arenas(Core& core, Arena arena,
                          std::span<const BucketLayout> layouts, Mapped& mapped);
   BucketExchange(Group& group, Mapped mapped, Results results,
-                 milliseconds timeout);
+                 milliseconds timeout, milliseconds for_making);
   static std::vector<Part> parts_of(const Bucket& bucket);
   Counters& counters(int rank) const {
     return reinterpret_cast<Counters*>(memory_.data())[rank];
@@ -196,7 +196,6 @@ class BucketExchange {
   // Waits until no rank is missing, or one that is missing has given up.
   void await(const Missing& missing, Patience& patience,
              const std::function<std::string()>& complaint) const;
-  std::string complain(uint64_t ranks, const std::string& complaint) const;
   // The name of this reduction in errors.
   std::string begun() const;
   std::string bucket_name(size_t bucket) const;

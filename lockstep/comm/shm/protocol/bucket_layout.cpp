@@ -9,8 +9,6 @@
 namespace lockstep::internal::shm {
 namespace {
 
-int64_t divided_up(int64_t what, int64_t by) { return (what + by - 1) / by; }
-
 std::string bucket_name(size_t bucket, size_t of) {
   return "bucket " + std::to_string(bucket + 1) + " of " + std::to_string(of);
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/comm/bucket_terms.h"
@@ -25,6 +26,16 @@ struct Bucket {
   // contribution may lie elsewhere (BucketExchange::publish()).
   std::vector<Range> movable{};
 };
+
+// Pieces of this size stay in the nearest caches while they are written to all
+// destinations.
+inline constexpr size_t kPieceBytes = size_t{16} << 10;
+
+// Returns `what` / `by`, rounded up.
+template <typename Number>
+constexpr Number divided_up(Number what, std::type_identity_t<Number> by) {
+  return (what + by - 1) / by;
+}
 
 // Returns rank `of`'s part if `elements` are divided equally between `ranks`.
 // The parts are whole cache lines: two ranks that write to one line would take

@@ -187,14 +187,8 @@ void Collective::wait_slowly() {
     return ranks;
   };
   core_.sleep(patience_, missing, [&](uint64_t ranks) {
-    std::string absent;
-    for (int peer = 0; peer < core_.size; ++peer) {
-      if (ranks >> peer & 1) {
-        absent += (absent.empty() ? "" : ", ") + core_.waiting.name(peer) +
-                  " has not come to " + name() + core_.last_call_of(peer);
-      }
-    }
-    return absent;
+    return core_.complain(ranks,
+                          [&](int) { return "has not come to " + name(); });
   });
 }
 

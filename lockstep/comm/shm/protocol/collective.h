@@ -114,6 +114,13 @@ class Collective {
       await_slowly(peer, counter, value);
     }
   }
+  // The same for `counter` of every peer.
+  void await_all(std::atomic<uint64_t> RankState::*counter, uint64_t value) {
+    for (int peer = 0; peer < core_.size; ++peer) {
+      if (peer == core_.rank) continue;
+      await(peer, core_.segment.state(peer).*counter, value);
+    }
+  }
   // Stores `value` with release, and wakes the threads that sleep for it.
   void publish(std::atomic<uint64_t>& counter, uint64_t value) const {
     counter.store(value, std::memory_order_seq_cst);

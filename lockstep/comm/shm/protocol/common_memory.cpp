@@ -14,6 +14,10 @@ namespace {
 
 constexpr uint8_t kYes = 1;
 
+milliseconds left_of(const Deadline& deadline) {
+  return std::max(deadline.remaining(), milliseconds(1));
+}
+
 // Allocates rank 0's memory and returns where it lies. If that fails, the
 // region is 0 and `trouble` says why.
 RegisteredMemory::Place lend(Core& core, void*& owned, size_t bytes,
@@ -36,7 +40,7 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
     : group_(group) {
   auto& core = group.core();
   const auto deadline = Deadline::after(timeout);
-  auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
+  auto left = [&] { return left_of(deadline); };
   const Collective::What what{.operation = CollectiveKind::memory_in_common,
                               .dtype = DType::uint8,
                               .agreed = bytes};
@@ -64,7 +68,8 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
       try {
         data_ = core.registered.reach(0, place, bytes);
       } catch (const std::exception& error) {
-        trouble = error.what();
+        trouble = "the memory of " + core.waiting.name(0) +
+                  " cannot be reached: " + error.what();
         well = 0;
       }
     }
@@ -104,7 +109,13 @@ size_t announced_bytes(Group& group, milliseconds timeout) {
 }  // namespace
 
 Arrivals::Arrivals(Group& group, milliseconds timeout)
-    : group_(group), memory_(group, announced_bytes(group, timeout), timeout) {}
+    : Arrivals(group, Deadline::after(timeout)) {}
+
+// The braces make the size, which waits for the peers, be evaluated first.
+Arrivals::Arrivals(Group& group, const Deadline& deadline)
+    : group_(group),
+      memory_{group, announced_bytes(group, left_of(deadline)),
+              left_of(deadline)} {}
 
 std::atomic<uint64_t>& Arrivals::arrivals(int rank) const {
   return *reinterpret_cast<std::atomic<uint64_t>*>(memory_.data() +
@@ -132,18 +143,12 @@ void Arrivals::wait(milliseconds timeout) {
           [&](std::memory_order order) { return missing(order) == 0; })) {
     Patience patience(timeout);
     core.sleep(patience, missing, [&](uint64_t ranks) {
-      std::string absent;
-      for (int peer = 0; peer < core.size; ++peer) {
-        if ((ranks >> peer & 1) == 0) continue;
-        absent +=
-            (absent.empty() ? "" : ", ") + core.waiting.name(peer) +
-            " has arrived " +
-            std::to_string(arrivals(peer).load(std::memory_order_relaxed)) +
-            " of " + std::to_string(own_) +
-            " times at the end of a step that shares parameters" +
-            core.last_call_of(peer);
-      }
-      return absent;
+      return core.complain(ranks, [&](int peer) {
+        return "has arrived " +
+               std::to_string(arrivals(peer).load(std::memory_order_relaxed)) +
+               " of " + std::to_string(own_) +
+               " times at the end of a step that shares parameters";
+      });
     });
   }
   waited_for_ = own_;

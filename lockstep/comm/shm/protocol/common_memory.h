@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::internal::shm {
 
 class Group;
@@ -56,6 +58,7 @@ class Arrivals {
   void wait(std::chrono::milliseconds timeout);
 
  private:
+  Arrivals(Group& group, const Deadline& deadline);
   std::atomic<uint64_t>& arrivals(int rank) const;
 
   Group& group_;

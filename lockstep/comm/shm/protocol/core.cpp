@@ -7,7 +7,6 @@ namespace lockstep::internal::shm {
 Core::Core(const Membership& membership)
     : rank(membership.meeting.rank),
       size(membership.meeting.size),
-      timeout(membership.meeting.timeout),
       tuning(membership.meeting.tuning),
       segment(membership.segment, size, tuning),
       links(membership.links),
@@ -63,6 +62,17 @@ std::string Core::call_name(int of, uint64_t announced) const {
       text_of(words.operation) + " #" + std::to_string(announced + words.ahead);
   const auto function = text_of(words.function);
   return function.empty() ? call : function + ", at " + call;
+}
+
+std::string Core::complain(
+    uint64_t ranks, const std::function<std::string(int peer)>& what) const {
+  std::string all;
+  for (int peer = 0; peer < size; ++peer) {
+    if ((ranks >> peer & 1) == 0) continue;
+    all += (all.empty() ? "" : ", ") + waiting.name(peer) + " " + what(peer) +
+           last_call_of(peer);
+  }
+  return all;
 }
 
 std::string Core::last_call_of(int peer) const {

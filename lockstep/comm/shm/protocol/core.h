@@ -23,7 +23,6 @@ struct Core {
 
   int rank;
   int size;
-  milliseconds timeout;  // of the handshake
   Tuning tuning;
   Segment segment;
   std::shared_ptr<PeerLinks> links;
@@ -71,6 +70,11 @@ struct Core {
   // Returns what rank `of` announced with this sequence number, with the user's
   // number: "barrier #3", "save_snapshot(), at broadcast #5".
   std::string call_name(int of, uint64_t announced) const;
+  // Returns the text of a Complaint about these ranks: for each its name,
+  // `what` that it has not done ("has not come to barrier #4"), and
+  // last_call_of().
+  std::string complain(uint64_t ranks,
+                       const std::function<std::string(int peer)>& what) const;
   // Returns " (the last collective that it announced was barrier #3)", for
   // error texts.
   std::string last_call_of(int peer) const;

@@ -21,8 +21,6 @@ void Group::leave() {
 
 int Group::rank() const { return core_->rank; }
 int Group::size() const { return core_->size; }
-const Tuning& Group::tuning() const { return core_->tuning; }
-uint64_t Group::sequence_number() const { return core_->sequence; }
 
 void Group::barrier(milliseconds timeout) {
   Collective call(*core_,

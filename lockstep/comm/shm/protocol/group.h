@@ -76,9 +76,6 @@ class Group {
 
   int rank() const;
   int size() const;
-  const Tuning& tuning() const;
-  // Returns how many collectives were begun.
-  uint64_t sequence_number() const;
 
   void barrier(milliseconds timeout);
 

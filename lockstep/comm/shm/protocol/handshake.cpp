@@ -147,6 +147,7 @@ Membership Handshake::run() {
     tell(*failure);
     throw_error(*failure);
   }
+  memory_->close_descriptor();  // all peers have it
   std::vector<FileDescriptor> sockets;
   for (auto& peer : peers_) sockets.push_back(std::move(peer.socket));
   return {.meeting = meeting_,

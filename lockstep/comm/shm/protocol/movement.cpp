@@ -104,11 +104,7 @@ class Movement {
     const size_t begin = round * chunk();
     if (is_short(bytes_) || begin >= bytes_) return;
     if (round >= by_.slots) {
-      for (int peer = 0; peer < core_.size; ++peer) {
-        if (peer == core_.rank) continue;
-        call_.await(peer, core_.segment.state(peer).taken,
-                    first_ + round - by_.slots + 1);
-      }
+      call_.await_all(&RankState::taken, first_ + round - by_.slots + 1);
     }
     copy_range(core_.segment.staging(core_.rank, first_ + round, by_), stream_,
                begin, std::min(chunk(), bytes_ - begin), call_.stores());

@@ -81,8 +81,7 @@ std::optional<PeerLinks::Loan> PeerLinks::receive(int from) const {
   if (packet.bytes != sizeof record || record.mark != kMark ||
       has_descriptor != (record.bytes != 0) ||
       (packet.descriptor && packet.descriptor_lost)) {
-    throw std::runtime_error("peer " + std::to_string(from) + " sent " +
-                             std::to_string(packet.bytes) +
+    throw std::runtime_error("a peer sent " + std::to_string(packet.bytes) +
                              " bytes that are not a loan of memory");
   }
   return Loan{.id = record.id,

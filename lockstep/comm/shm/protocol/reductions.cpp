@@ -16,8 +16,6 @@ const std::byte* bytes_at(const void* data, size_t offset) {
   return static_cast<const std::byte*>(data) + offset;
 }
 
-size_t divided_up(size_t what, size_t by) { return (what + by - 1) / by; }
-
 // The ranks' data for one kernel, in rank order.
 struct Sources {
   std::array<const void*, kMaxRanks> data;
@@ -62,9 +60,7 @@ void reduce_in_place(const Reduction& r,
   const int n = r.core.size;
   const auto own = equal_slice({0, static_cast<int64_t>(r.count)}, r.core.rank,
                                n, r.element());
-  // Pieces of this size stay in the nearest caches while they are written to
-  // all destinations.
-  const auto piece = static_cast<int64_t>((size_t{16} << 10) / r.element());
+  const auto piece = static_cast<int64_t>(kPieceBytes / r.element());
   for (int64_t at = own.begin; at < own.end; at += piece) {
     Sources sources;
     std::array<void*, kMaxRanks> destinations;
@@ -79,9 +75,7 @@ void reduce_in_place(const Reduction& r,
   }
   const uint64_t done = ++r.core.chunks;
   r.call.publish(r.core.own().reduced, done);
-  for (int peer = 0; peer < n; ++peer) {
-    r.call.await(peer, r.core.segment.state(peer).reduced, done);
-  }
+  r.call.await_all(&RankState::reduced, done);
 }
 
 // Reduces in chunks (`round` counts them). For each chunk, a rank copies to its
@@ -140,7 +134,9 @@ class StagedReduction {
   }
 
   void stage(uint64_t round) {
-    if (round >= by_.slots) await_all(&RankState::reduced, round - by_.slots);
+    if (round >= by_.slots) {
+      r_.call.await_all(&RankState::reduced, first_ + round - by_.slots + 1);
+    }
     const auto all = clipped(chunk(round));
     const auto own = slice_of(r_.core.rank, round);
     for (const auto part :
@@ -153,7 +149,7 @@ class StagedReduction {
   }
 
   void reduce(uint64_t round) {
-    await_all(&RankState::staged, round);
+    r_.call.await_all(&RankState::staged, first_ + round + 1);
     const int rank = r_.core.rank;
     const auto own = slice_of(rank, round);
     auto* here = r_.data + own.begin * r_.element();
@@ -191,14 +187,6 @@ class StagedReduction {
       kernels::copy(r_.data + part.begin * r_.element(),
                     staged(peer, round, part.begin),
                     part.size() * r_.element());
-    }
-  }
-
-  void await_all(std::atomic<uint64_t> RankState::*counter, uint64_t round) {
-    for (int peer = 0; peer < r_.core.size; ++peer) {
-      if (peer == r_.core.rank) continue;
-      r_.call.await(peer, r_.core.segment.state(peer).*counter,
-                    first_ + round + 1);
     }
   }
 
@@ -259,7 +247,8 @@ void reduce_large(const Reduction& r) {
       data[peer] = held[peer].get();
     } catch (const std::exception& error) {
       lacking |= uint64_t{1} << peer;
-      why = error.what();
+      why = "the memory of " + r.core.waiting.name(peer) +
+            " cannot be reached: " + error.what();
     }
   }
   if (all_reached) {
@@ -337,15 +326,10 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
     return {static_cast<int64_t>(std::min(count, round * piece)),
             static_cast<int64_t>(std::min(count, (round + 1) * piece))};
   };
-  auto await_all = [&](std::atomic<uint64_t> RankState::*counter,
-                       uint64_t round) {
-    for (int peer = 0; peer < n; ++peer) {
-      if (peer == core.rank) continue;
-      call.await(peer, core.segment.state(peer).*counter, first + round + 1);
-    }
-  };
   auto stage = [&](uint64_t round) {
-    if (round >= by.slots) await_all(&RankState::reduced, round - by.slots);
+    if (round >= by.slots) {
+      call.await_all(&RankState::reduced, first + round - by.slots + 1);
+    }
     auto* slot = core.segment.staging(core.rank, first + round, by);
     for (int peer = 0; peer < n; ++peer) {
       const auto part = range(peer, round);
@@ -359,7 +343,7 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
   stage(0);
   for (uint64_t round = 0; round < rounds; ++round) {
     if (round + 1 < rounds) stage(round + 1);
-    await_all(&RankState::staged, round);
+    call.await_all(&RankState::staged, first + round + 1);
     const auto own = range(core.rank, round);
     if (own.size() != 0) {
       Sources sources;

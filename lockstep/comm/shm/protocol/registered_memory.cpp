@@ -16,10 +16,11 @@ FileDescriptor spare_descriptor() {
   return FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
 
-std::string place_name(int of, RegisteredMemory::Place place, size_t bytes) {
+// Does not name the owner: only the caller knows the name that it has in error
+// texts.
+std::string place_name(RegisteredMemory::Place place, size_t bytes) {
   return std::to_string(bytes) + " bytes at " + std::to_string(place.offset) +
-         " of region " + std::to_string(place.region) + " of peer " +
-         std::to_string(of);
+         " of region " + std::to_string(place.region);
 }
 
 bool lies_within(RegisteredMemory::Place place, size_t bytes, uint64_t size) {
@@ -110,7 +111,13 @@ void RegisteredMemory::try_to_look() {
 std::optional<RegisteredMemory::Place> RegisteredMemory::find(const void* data,
                                                               size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (undelivered_ != 0) deliver();
+  if (undelivered_ != 0) {
+    try {
+      deliver();
+    } catch (const std::system_error&) {
+      // A region that cannot be lent is not found, so it is staged.
+    }
+  }
   const auto found = region_of(data);
   if (found == regions_.end()) return std::nullopt;
   const auto& [begin, region] = *found;
@@ -145,14 +152,14 @@ std::shared_ptr<std::byte> RegisteredMemory::reach(int of, Place place,
     found = borrowed_.find(key);
   }
   if (found == borrowed_.end()) {
-    throw std::runtime_error(place_name(of, place, bytes) +
+    throw std::runtime_error(place_name(place, bytes) +
                              " were not lent to this rank");
   }
   auto& borrowed = found->second;
   if (!lies_within(place, bytes, borrowed.bytes)) {
-    throw std::runtime_error(
-        place_name(of, place, bytes) + " lie outside of the " +
-        std::to_string(borrowed.bytes) + " bytes that were lent");
+    throw std::runtime_error(place_name(place, bytes) + " lie outside of the " +
+                             std::to_string(borrowed.bytes) +
+                             " bytes that were lent");
   }
   if (borrowed.failure) std::rethrow_exception(borrowed.failure);
   if (!std::exchange(borrowed.touched, true)) borrowed.memory->touch();
@@ -166,8 +173,7 @@ std::byte* RegisteredMemory::own(Place place, size_t bytes) {
       return region.memory.data() + place.offset;
     }
   }
-  throw std::runtime_error(place_name(rank_, place, bytes) +
-                           " are not registered");
+  throw std::runtime_error(place_name(place, bytes) + " are not registered");
 }
 
 // The region that begins at or before `data`.
@@ -192,7 +198,6 @@ uint32_t RegisteredMemory::new_id() {
 
 // Sends as many notices as the sockets take.
 void RegisteredMemory::deliver() {
-  bool told = false;
   for (int peer = 0; peer < size_ && undelivered_ != 0; ++peer) {
     auto& notices = notices_[peer];
     while (!notices.empty()) {
@@ -200,7 +205,9 @@ void RegisteredMemory::deliver() {
       const bool sent = lends != nullptr ? links_.lend(peer, id, lends->memory)
                                          : links_.take_back(peer, id);
       if (!sent) break;
-      told = true;
+      // Counted after the socket has the notice. Pairs with the acquire in
+      // receive_all().
+      news_.fetch_add(1, std::memory_order_release);
       notices.pop_front();
       --undelivered_;
       if (lends != nullptr && --lends->unsent == 0) {
@@ -208,9 +215,6 @@ void RegisteredMemory::deliver() {
       }
     }
   }
-  // Counted after the sockets have the notices. Pairs with the acquire in
-  // receive_all().
-  if (told) news_.fetch_add(1, std::memory_order_release);
 }
 
 void RegisteredMemory::remove(Regions::iterator region) {

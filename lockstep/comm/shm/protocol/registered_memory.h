@@ -64,7 +64,8 @@ class RegisteredMemory {
   };
   // Returns where [data, data + bytes) lies in this rank's registered memory,
   // if it does, every peer has been sent that region, and no peer is known not
-  // to reach it.
+  // to reach it. Sends first what the peers are still to be told; a region that
+  // cannot be sent, for whatever reason, is not found.
   std::optional<Place> find(const void* data, size_t bytes);
   // Called after the peers have tried to reach() this rank's region. If some of
   // them do not reach it, find() does not find it any more.
@@ -74,7 +75,7 @@ class RegisteredMemory {
   // returned before. It stays mapped until its owner has freed it and this rank
   // has looked again, and at least as long as the result is held. Throws
   // std::system_error if it could not be mapped, std::runtime_error if it was
-  // not sent or is smaller.
+  // not sent or is smaller; neither names the rank.
   std::shared_ptr<std::byte> reach(int of, Place place, size_t bytes);
 
  private:

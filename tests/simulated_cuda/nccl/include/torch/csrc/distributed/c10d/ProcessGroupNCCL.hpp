@@ -80,23 +80,15 @@ class ProcessGroupNCCL : public Backend {
                          const ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const ReduceScatterOptions& options) override;
-  WorkPtr reduce_scatter_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs,
-      const ReduceScatterOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const BroadcastOptions& options) override;
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const AllgatherOptions& options) override;
-  WorkPtr allgather_into_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs,
-      const AllgatherOptions& options) override;
   WorkPtr gather(TensorLists& outputs, Tensors& inputs,
                  const GatherOptions& options) override;
   WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
                   const ScatterOptions& options) override;
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs,
-                   const AllToAllOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
                         std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
