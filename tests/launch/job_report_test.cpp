@@ -70,7 +70,7 @@ TEST_F(JobReports, ALaunchThatCannotBeginLeavesNoReport) {
   EXPECT_FALSE(fs::exists(file()));
   // The value was forgotten, so it is the program.
   std::ofstream(file()) << "#!/bin/sh";
-  EXPECT_EQ(run({"run", "--report", file().string()}).exit_code, 2);
+  EXPECT_EQ(run({"--report", file().string()}).exit_code, 2);
   EXPECT_TRUE(fs::exists(file()));
 }
 

@@ -1,7 +1,6 @@
 #include "tests/launch/standby_job.h"
 
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <fstream>
@@ -18,19 +17,6 @@ using nlohmann::json;
 std::vector<std::string> stat_fields(pid_t pid) {
   std::istringstream stat(read_file("/proc/" + std::to_string(pid) + "/stat"));
   return {std::istream_iterator<std::string>(stat), {}};
-}
-
-int store_sockets(pid_t worker) {
-  const std::string agent = stat_fields(worker).at(3);
-  std::istringstream all(read_file("/proc/net/unix"));
-  int sockets = 0;
-  for (std::string line; std::getline(all, line);) {
-    sockets += line.find("@lockstep-store/" + std::to_string(getuid()) + "/" +
-                         agent + "/") != line.npos
-                   ? 1
-                   : 0;
-  }
-  return sockets;
 }
 
 std::unique_ptr<RunningProgram> StandbyJob::start_job(

@@ -14,10 +14,6 @@ namespace lockstep::internal::testing {
 // Returns the fields of /proc/PID/stat. The name of our programs has no spaces.
 std::vector<std::string> stat_fields(pid_t pid);
 
-// Returns how many sockets the workers' store of this worker's agent has: one
-// that listens, and one for each connection.
-int store_sockets(pid_t worker);
-
 // A test of one job with standby processes, which is named as the test. Its
 // programs run until there is a file "stop" in the folder that they are given.
 class StandbyJob : public LauncherTest {

@@ -2,6 +2,7 @@
 // programs cannot stand by.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <fstream>
@@ -26,6 +27,21 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr const char* kRank = LOCKSTEP_BIN_DIR "/tests/standby_rank";
+
+// Returns how many sockets the workers' store of this worker's agent has: one
+// that listens, and one for each connection.
+int store_sockets(pid_t worker) {
+  const std::string agent = stat_fields(worker).at(3);
+  std::istringstream all(read_file("/proc/net/unix"));
+  int sockets = 0;
+  for (std::string line; std::getline(all, line);) {
+    sockets += line.find("@lockstep-store/" + std::to_string(getuid()) + "/" +
+                         agent + "/") != line.npos
+                   ? 1
+                   : 0;
+  }
+  return sockets;
+}
 
 // Waits until the first worker of its agent is in init_process_group().
 void await_in_init(pid_t worker) {

@@ -151,6 +151,10 @@ void OutputMux::show_due_parts() {
 
 void OutputMux::end_open_line() {
   for (Sink* sink : {&out_, &err_}) finish_line(*sink);
+  close_open_line();
+}
+
+void OutputMux::close_open_line() {
   if (open_id_ == 0) return;
   open_id_ = 0;
   if (open_sink_->closed) return;
@@ -230,7 +234,7 @@ void OutputMux::take_line(Stream& stream, Sink& sink) {
 void OutputMux::show(Stream& stream, Sink& sink) {
   stream.due.reset();
   if (open_id_ != stream.id) {
-    end_open_line();
+    close_open_line();
     if (!sink.closed) sink.pending += stream.prefix;
     open_id_ = stream.id;
     open_sink_ = &sink;

@@ -143,6 +143,7 @@ class OutputMux : public Pollable {
   void show_due_parts();
   void write_log(Log& log, std::string_view bytes);
   void end_stream(Stream& stream);
+  void close_open_line();
   void write_sink(Sink& sink);
   bool write_once(Sink& sink, size_t count);
   void finish_line(Sink& sink);
