@@ -20,6 +20,8 @@
 //   late     a standby process is on its way until FOLDER holds a file "go"
 //   second   likewise, but the first one is not
 //   ends     a standby process ends well
+//   early    rank 0 has told of generation 1, of one rank, as one that has seen
+//            the announcement before its agent has
 //   slow     a process that takes a place says "heals" after two seconds, and
 //            writes then, in clock ticks since the start of the system, into
 //            FOLDER/joined-P
@@ -112,6 +114,7 @@ int main(int argc, char** argv) {
   if (scenario != "mute" || rank != "1") {
     tell_agent_heals(true, scenario == "whole" ? "for a reason" : "");
   }
+  if (scenario == "early" && rank == "0") tell_agent_generation(1, 0, 1);
   std::cout << who + " attempt " + variable("TORCHELASTIC_RESTART_COUNT") +
                    " generation " + std::to_string(generation) + " memory " +
                    exchange_memory(pid) + " errors " +

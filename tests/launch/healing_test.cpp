@@ -301,6 +301,15 @@ class Shrinking : public Healing {
   Shrinking() { heal_ = "--heal=shrink"; }
 };
 
+// Regression: the agent found one rank lost of the one that there would be.
+TEST_F(Shrinking, ARankMayKnowOfAGenerationBeforeItsAgent) {
+  auto job = start_job("early", {"--max-restarts=3"}, 2);
+  ASSERT_EQ(::kill(pid_of(1), SIGKILL), 0);
+  job->await_error("the job goes on with 1 rank: healing 1 of 3\n");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
 TEST_F(Shrinking, TheOthersGoOnAndAreNumberedAnew) {
   const auto report = scratch() / "report.json";
   auto job =

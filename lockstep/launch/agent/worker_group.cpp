@@ -340,9 +340,12 @@ std::optional<std::string> WorkerGroup::why_not_healed() {
       return rank + " has ended well";
     }
   }
-  if (place_.nnodes == 1 && static_cast<int>(gone.size()) == world_size()) {
-    return "no rank is left";
-  }
+  // A rank may have told of fewer ranks (hear_generation()) before this agent
+  // knows that its announcement was made, so world_size() does not tell.
+  const auto left = std::ranges::count_if(workers_, [](const Worker& worker) {
+    return worker.stage != Worker::Stage::given_up;
+  });
+  if (place_.nnodes == 1 && std::ssize(gone) == left) return "no rank is left";
   return std::nullopt;
 }
 

@@ -709,12 +709,23 @@ class HealingHosts : public Healing {
   }
   // Sends `signal` to a worker that was stopped so, and to its agent.
   void signal_host(int signal) const {
-    const std::string worker = read_file(folder_ / "killed-0");
-    std::istringstream stat(read_file("/proc/" + worker + "/stat"));
+    const auto worker = std::stoi(read_file(folder_ / "killed-0"));
+    EXPECT_EQ(::kill(worker, signal), 0);
+    EXPECT_EQ(::kill(agent_of_worker(worker), signal), 0);
+  }
+  static pid_t agent_of_worker(pid_t worker) {
+    std::istringstream stat(
+        read_file("/proc/" + std::to_string(worker) + "/stat"));
     std::string word;
     for (int field = 0; field < 4; ++field) stat >> word;
-    EXPECT_EQ(::kill(std::stoi(worker), signal), 0);
-    EXPECT_EQ(::kill(std::stoi(word), signal), 0);
+    return std::stoi(word);
+  }
+  // Returns the process of the only rank of this host.
+  pid_t worker_of(size_t host) const {
+    const std::string ready = "ready " + std::to_string(host) + " ";
+    hosts_[host]->await_output(ready);
+    const std::string& out = hosts_[host]->out();
+    return std::stoi(out.substr(out.find(ready) + ready.size()));
   }
 
   fs::path folder_;
@@ -880,16 +891,15 @@ TEST_F(HealingHosts, TheOneWithTheStoreIsLostBeforeAllKnowOfAnEarlierDeath) {
   const auto undisturbed = train_on_hosts("undisturbed", plain);
   ASSERT_EQ(undisturbed.ended.exit_code, 0) << undisturbed.ended.err;
   start_hosts("healed", with(plain, {"kill=1@5:stop_computed"}), 4);
-  hosts_[2]->await_output("ready 2 ");
+  const pid_t rank_zero = worker_of(0);
+  const pid_t rank_two = worker_of(2);
   for (const auto deadline = Deadline::after(seconds(60));
        !fs::exists(folder_ / "killed-0") && !deadline.expired();) {
     std::this_thread::sleep_for(milliseconds(10));
   }
-  const std::string& out = hosts_[2]->out();
-  const auto rank_two = std::stoi(out.substr(out.find("ready 2 ") + 8));
   ASSERT_EQ(::kill(rank_two, SIGKILL), 0);
   hosts_[2]->await_error("takes the place of rank 2: healing 1 of 1000");
-  hosts_[0]->signal(SIGKILL);
+  ASSERT_EQ(::kill(agent_of_worker(rank_zero), SIGKILL), 0);
   hosts_[3]->await_error("this node takes its place: healing 2 of 1000");
   continue_worker();
   const auto healed = finish_hosts(/*lost=*/1);
