@@ -226,11 +226,12 @@ WORLD_TEST(DdpOwnership, EachForwardDecidesForItsBackward, 2) {
   });
 }
 
-// Regression: Autocast casts each weight once while a guard lives, so the casts
-// of one forward are nodes of all others, and rank 0 averaged its probes.
+// Regression: Autocast casts each parameter once while a guard lives (of Linear
+// the bias, as its weight is transposed first), so the casts of one forward are
+// nodes of all others, and rank 0 averaged its probes.
 WORLD_TEST(DdpOwnership, ForwardsUnderOneAutocastGuardAreToldApart, 2) {
   on_both_backends([&] {
-    torch::nn::Linear net(torch::nn::LinearOptions(kIn, 2).bias(false));
+    torch::nn::Linear net(kIn, 2);
     DistributedDataParallel<torch::nn::Linear> model(net);
     const auto x = torch::full({1, kIn}, world.rank + 1.0F);
     const auto expect_gradient = [&](double expected) {
