@@ -68,8 +68,8 @@ class ResumableSampler : public Sampler {
   std::map<std::string, int64_t> state_dict() const;
 
   // Returns the state with which another sampler begins the pass that this one
-  // would begin now: as state_dict(), but of a pass that was not loaded since
-  // at its beginning.
+  // would begin now. After a pass it is not state_dict(): unless a state was
+  // loaded since, the next pass begins at its beginning.
   std::map<std::string, int64_t> next_pass_state() const;
 
   // Takes over epoch, seed and position: the next pass begins at the first
