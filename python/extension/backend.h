@@ -165,8 +165,8 @@ class Backend final : public c10d::Backend {
 
 // Ends all backends of this process, and tells the peers that this rank has
 // left. Pending operations fail: at once if `failed`, otherwise if they have
-// not ended after five seconds. Throws what a handler of a Python signal raises.
-// Call it before the interpreter ends.
+// not ended after five seconds. Throws what a handler of a Python signal
+// raises. Call it before the interpreter ends.
 void leave_all(bool failed);
 
 }  // namespace lockstep::internal::python

@@ -6,7 +6,6 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -16,10 +15,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <exception>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -28,9 +24,14 @@
 #include <utility>
 
 #include "lockstep/base/system_file.h"
+#include "tests/harness/call_filter.h"
+#include "tests/harness/in_child.h"
 
 namespace lockstep::internal {
 namespace {
+
+using testing::filter_calls;
+using testing::in_child;
 
 FileDescriptor another(int descriptor) {
   return FileDescriptor(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
@@ -160,36 +161,25 @@ bool refuse_to_populate() {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  const sock_fprog filter{std::size(program), program};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+  return filter_calls(program);
 }
 
 // Memory whose descriptor was closed, as that of peers is, could not be touched
 // ("Bad file descriptor"), so that FullyShard did not work on CPUs.
 TEST(SharedMemory, OfAPeerIsUsedOnAKernelThatMapsNoPagesTogether) {
-  const auto child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    if (!refuse_to_populate()) ::_exit(99);
-    try {
-      const auto own = SharedMemory::create(3 << 20);
-      auto peers = SharedMemory::map(another(own.descriptor()), own.size(),
-                                     SharedMemory::Pages::none);
-      peers.close_descriptor();
-      peers.touch();
-      own.bytes().back() = std::byte{7};
-      ::_exit(peers.bytes().back() == std::byte{7} ? 0 : 1);
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "%s\n", error.what());
-      ::_exit(2);
-    }
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status));
-  if (WEXITSTATUS(status) == 99) GTEST_SKIP() << "there is no seccomp";
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  constexpr int kNoFilter = 99;
+  const int ended = in_child([] {
+    if (!refuse_to_populate()) return kNoFilter;
+    const auto own = SharedMemory::create(3 << 20);
+    auto peers = SharedMemory::map(another(own.descriptor()), own.size(),
+                                   SharedMemory::Pages::none);
+    peers.close_descriptor();
+    peers.touch();
+    own.bytes().back() = std::byte{7};
+    return peers.bytes().back() == std::byte{7} ? 0 : 1;
+  });
+  if (ended == kNoFilter) GTEST_SKIP() << "system calls cannot be filtered";
+  EXPECT_EQ(ended, 0);
 }
 
 TEST(SharedMemory, ThatIsNotThereIsAnErrorWithItsSize) {

@@ -215,7 +215,7 @@ TEST_F(WatchedStores, AStoreThatDoesNotAnswerKeepsNobodyWaiting) {
   };
   const auto one = make(1);
   auto two = make(2);
-  one->learn_all();  // there is no rank 3
+  one->learn_all();  // rank 3 does not exist
   store->stop();
   EXPECT_FALSE(one->misses_any({1, 2, 3}));
   two.reset();
